@@ -1,0 +1,74 @@
+"""depthscale: how deep, how often looped and how scaled.
+
+Importing the package loads neither torch nor transformers; a public name loads its module when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from depthscale.budget import ModelShape, count_parameters, flops_per_token, kv_cache_bytes_per_token
+    from depthscale.errors import DepthscaleError
+    from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+    from depthscale.plan import DepthPlan, Segment, VisitCounts, VisitGroup
+    from depthscale.residual import (
+        RULES,
+        GroupScales,
+        ResidualScales,
+        apply_rule,
+        exponent_threshold,
+        first_order_bound,
+        require_placement,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "depthscale.errors": ("DepthscaleError",),
+    "depthscale.plan": ("DepthPlan", "Segment", "VisitCounts", "VisitGroup"),
+    "depthscale.residual": (
+        "RULES",
+        "GroupScales",
+        "ResidualScales",
+        "apply_rule",
+        "exponent_threshold",
+        "first_order_bound",
+        "require_placement",
+    ),
+    "depthscale.budget": ("ModelShape", "count_parameters", "flops_per_token", "kv_cache_bytes_per_token"),
+    "depthscale.nn": ("LoopedLMConfig", "LoopedLMForCausalLM"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - grouped by home, as the reference lists them
+    "DepthscaleError",
+    "DepthPlan",
+    "Segment",
+    "VisitCounts",
+    "VisitGroup",
+    "RULES",
+    "GroupScales",
+    "ResidualScales",
+    "apply_rule",
+    "exponent_threshold",
+    "first_order_bound",
+    "require_placement",
+    "ModelShape",
+    "count_parameters",
+    "flops_per_token",
+    "kv_cache_bytes_per_token",
+    "LoopedLMConfig",
+    "LoopedLMForCausalLM",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'depthscale' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

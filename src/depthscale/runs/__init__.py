@@ -1,0 +1,1 @@
+"""Configurations, run directories and result files: plain data, no torch."""

@@ -1,0 +1,14 @@
+"""Names inside a run directory and a study directory."""
+
+#: The resolved configuration of a run.
+CONFIG_FILE = "config.toml"
+#: One JSON object a line, appended while a run trains.
+METRICS_FILE = "metrics.jsonl"
+#: The trained weights, loadable by transformers.
+CHECKPOINT = "checkpoint"
+#: Optimizer state and weights of an unfinished run; gone when it finishes.
+TRAINING_STATE = "training_state"
+#: What a study's worker printed.
+LOG_FILE = "log.txt"
+#: A study's plan, written before its first run.
+STUDY_FILE = "study.json"
