@@ -40,7 +40,7 @@ wheel: $(STAMP)-dev  ## build the wheel and try it in a clean environment
 	cd /tmp && $(CURDIR)/.venv-wheel/bin/depthscale --help > /dev/null
 
 docs: $(STAMP)-dev  ## write the help texts of every verb into docs/cli.md
-	$(BIN)/python docs/write_cli_reference.py
+	$(BIN)/typer depthscale.cli.main utils docs --name depthscale --output docs/cli.md
 
 $(STAMP)-%: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -1,0 +1,1 @@
+"""What a trained model is worth: loss, checkpoints, and later generation and downstream tasks."""

@@ -1,0 +1,53 @@
+"""Load a checkpoint folder whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from depthscale.errors import CheckpointError
+from depthscale.nn import LoopedLMForCausalLM
+
+
+def load_model(path: Path, dtype: torch.dtype = torch.float32) -> LoopedLMForCausalLM:
+    """The looped language model in a checkpoint folder (``config.json`` and safetensors).
+
+    Raises:
+        CheckpointError: no such folder, damaged or truncated files, weights of another shape, or weights that are
+            missing or left over.
+    """
+    _require_looped_config(path)
+    try:
+        return LoopedLMForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, use_safetensors=True)
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {reason}") from error
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer saved beside a checkpoint's weights.
+
+    Raises:
+        CheckpointError: the folder holds none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} holds no tokenizer; expected tokenizer.json beside it") from error
+
+
+def _require_looped_config(path: Path) -> None:
+    config_path = path / "config.json"
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no checkpoint at {path}; expected a folder with config.json and weights") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{config_path} is damaged ({error}); copy the checkpoint again") from error
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind != "looped_lm":
+        raise CheckpointError(f"{config_path} is of model type {kind!r}; expected 'looped_lm'")

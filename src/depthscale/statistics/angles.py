@@ -1,0 +1,26 @@
+"""Directions of states and updates."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def cosine(x: Float[Tensor, "... width"], y: Float[Tensor, "... width"]) -> Float[Tensor, ...]:
+    """<x, y> / (|x| |y|) over the last axis, in float32 or better, clamped to [-1, 1].
+
+    A zero vector has no direction: its cosine is NaN, so that it cannot pass for orthogonal.
+
+    Example:
+        >>> cosine(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0])).item()
+        1.0
+        >>> cosine(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])).isnan().item()
+        True
+    """
+    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    x, y = x.to(dtype), y.to(dtype)
+    # Unit vectors first: the product of two norms would overflow or underflow long before either does.
+    x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    y = y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+    return (x * y).sum(dim=-1).clamp(-1.0, 1.0)

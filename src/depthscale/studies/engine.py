@@ -1,0 +1,180 @@
+"""Jobs on this machine: each a verb of the command line in its own process, a few at a time.
+
+Workers are forked from a server that has imported the slow libraries once, so that a job starts in a fraction of a
+second and still is a process of its own. A job is done when its run directory holds its result; what is done is never
+run again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from depthscale.errors import RunInterruptedError
+from depthscale.runs.interruption import graceful_interruption
+from depthscale.runs.layout import LOG_FILE, METRICS_FILE
+from depthscale.runs.metrics import read_metrics
+from depthscale.runs.results import result_path
+
+#: Imported once by the server that workers are forked from; a name that is not installed is passed over.
+PRELOADED = ["torch", "transformers.trainer", "depthscale.training.run"]
+#: Seconds a worker has to write its checkpoint after it was asked to end.
+GRACE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one verb.
+
+    Attributes:
+        arguments: words of the command line, after ``depthscale``.
+        directory: run directory, where the result will lie.
+        result: kind of the result that says the job is done.
+        steps: how much work it is, for the progress display.
+    """
+
+    arguments: tuple[str, ...]
+    directory: Path
+    result: str
+    steps: int
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return result_path(self.directory, self.result).exists()
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) -> list[Job]:
+    """Run every job that is not done, ``workers`` at a time, longest first; return those that failed.
+
+    A job that fails leaves its log in its directory and the others go on.
+
+    Raises:
+        RunInterruptedError: SIGINT or SIGTERM came; workers were asked to write a checkpoint and end.
+    """
+    waiting = sorted((job for job in jobs if not job.done), key=lambda job: -job.steps)
+    failed: list[Job] = []
+    running: list[tuple[Job, ForkServerProcess]] = []
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    # One thread each: two OpenMP teams on the same cores run several times slower. The server hands this down.
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    with graceful_interruption() as interruption, _Display(jobs, console, title) as display:
+        while waiting or running:
+            while waiting and len(running) < workers and not interruption.requested:
+                job = waiting.pop(0)
+                job.directory.mkdir(parents=True, exist_ok=True)
+                process = context.Process(target=_run_verb, args=(job.arguments, job.directory / LOG_FILE))
+                process.start()
+                running.append((job, process))
+            if interruption.signal_number is not None:
+                _end(process for _, process in running)
+                raise RunInterruptedError(
+                    f"{title} interrupted; finished runs are kept: give the same command again to go on",
+                    interruption.signal_number,
+                )
+            time.sleep(0.2)
+            for job, process in list(running):
+                if not process.is_alive():
+                    process.join()
+                    running.remove((job, process))
+                    if not job.done:
+                        failed.append(job)
+                    display.ended(job)
+            display.update([job for job, _ in running])
+    return failed
+
+
+def last_line_of_log(job: Job) -> str:
+    """Why a job failed, in the words of its last line."""
+    path = job.directory / LOG_FILE
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1] if lines else f"no log at {path}"
+
+
+def _run_verb(arguments: tuple[str, ...], log: Path) -> None:
+    """In the worker: the command line, with its output in the job's log."""
+    # A process group of its own: Ctrl-C at the terminal reaches the study, which then asks its workers to end.
+    os.setpgid(0, 0)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.argv = ["depthscale", *arguments]
+    runpy.run_module("depthscale", run_name="__main__")
+
+
+def _end(processes: Iterable[ForkServerProcess]) -> None:
+    alive = [process for process in processes if process.is_alive()]
+    for process in alive:
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in alive:
+        process.join(max(0.1, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+class _Display:
+    """A bar on a terminal; elsewhere one line per finished job."""
+
+    def __init__(self, jobs: Sequence[Job], console: Console, title: str) -> None:
+        self.jobs = list(jobs)
+        self.console = console
+        self.title = title
+        self.done_steps = sum(job.steps for job in jobs if job.done)
+        self.num_ended = sum(job.done for job in jobs)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[runs]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task(title, total=sum(job.steps for job in jobs), runs="")
+
+    def __enter__(self) -> _Display:
+        self.progress.start()
+        self.update([])
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def update(self, running: Sequence[Job]) -> None:
+        """Count the steps of running jobs as they are written."""
+        if not self.console.is_terminal:
+            return
+        steps = sum(_steps_written(job) for job in running)
+        self.progress.update(
+            self.task, completed=self.done_steps + steps, runs=f"{self.num_ended}/{len(self.jobs)} runs"
+        )
+
+    def ended(self, job: Job) -> None:
+        """Count a job that ended, and say so where there is no bar."""
+        self.done_steps += job.steps
+        self.num_ended += 1
+        if not self.console.is_terminal:
+            state = "done" if job.done else f"failed: {last_line_of_log(job)}"
+            self.console.print(f"{self.title}: {self.num_ended}/{len(self.jobs)} {job.directory.name} {state}")
+
+
+def _steps_written(job: Job) -> int:
+    path = job.directory / METRICS_FILE
+    records = read_metrics(path) if path.exists() else []
+    return int(records[-1].get("step", 0)) if records else 0

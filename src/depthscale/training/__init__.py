@@ -1,0 +1,1 @@
+"""Training: from a corpus to a trained checkpoint."""

@@ -1,0 +1,119 @@
+"""A cache of prepared folders that is safe against truncation and against two processes at once.
+
+A folder is written under a temporary name and renamed when it is complete, with a manifest that holds the
+size and SHA-256 of every file. A folder that does not match its manifest counts as absent and is rebuilt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from depthscale.errors import DataError
+
+CACHE_VARIABLE = "DEPTHSCALE_CACHE"
+
+_MANIFEST = "manifest.json"
+
+
+def default_cache_dir() -> Path:
+    """``$DEPTHSCALE_CACHE``, else ``depthscale`` in the user's cache folder."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "depthscale"
+
+
+def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None]) -> Path:
+    """The complete folder ``cache_dir / key``, made by ``build(folder)`` if it is absent or damaged.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    folder = cache_dir / key
+    if is_intact(folder):
+        return folder
+    temporary: Path | None = None
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        # The workers of a study start together: one builds, the others wait for it.
+        with FileLock(cache_dir / f"{key}.lock"):
+            if is_intact(folder):
+                return folder
+            temporary = cache_dir / f".{uuid.uuid4().hex}"
+            temporary.mkdir()
+            build(temporary)
+            _write_manifest(temporary)
+            _install(temporary, folder)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the data cache in '{cache_dir}': {error.strerror or error};"
+            f" free space there, or set {CACHE_VARIABLE} to another folder"
+        ) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether every file of the folder's manifest is there with its size and SHA-256."""
+    try:
+        files = json.loads((folder / _MANIFEST).read_text())["files"]
+        return all(
+            (folder / name).stat().st_size == entry["size"] and _file_sha256(folder / name) == entry["sha256"]
+            for name, entry in files.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _install(temporary: Path, folder: Path) -> None:
+    try:
+        temporary.rename(folder)
+        return
+    except OSError:
+        # Another process was first, or a damaged folder is in the way.
+        if is_intact(folder):
+            return
+        if not folder.exists():
+            raise
+    damaged = temporary.with_suffix(".damaged")
+    try:
+        folder.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+        temporary.rename(folder)
+    except OSError:
+        if not is_intact(folder):
+            raise
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = {
+                "size": path.stat().st_size,
+                "sha256": _file_sha256(path),
+            }
+            _sync(path)
+    manifest = folder / _MANIFEST
+    manifest.write_text(json.dumps({"files": files}, indent=1))
+    _sync(manifest)
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

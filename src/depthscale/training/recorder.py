@@ -1,0 +1,104 @@
+"""The callback that writes a run's records and ends it when it diverges, is interrupted, or is done."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from depthscale.runs.config import TrainConfig
+from depthscale.runs.interruption import Interruption
+from depthscale.runs.metrics import append_metric, keep_until, read_metrics
+
+if TYPE_CHECKING:
+    from depthscale.training.trainer import LoopedTrainer
+
+#: So many non-finite steps in a row end a run: skipping them no longer helps.
+MAX_NON_FINITE_IN_A_ROW = 5
+
+
+class RunRecorder(TrainerCallback):
+    """Writes training records; stops on divergence and interruption; evaluates the last step.
+
+    Attributes:
+        divergence: why the run is called diverged, or None.
+        seconds_before: training time of earlier parts of a resumed run.
+    """
+
+    def __init__(
+        self, config: TrainConfig, metrics_path: Path, tokens_per_step: int, interruption: Interruption
+    ) -> None:
+        self.config = config
+        self.metrics_path = metrics_path
+        self.tokens_per_step = tokens_per_step
+        self.interruption = interruption
+        self.first_loss: float | None = None
+        self.divergence: str | None = None
+        self.seconds_before = 0.0
+        self.trainer: LoopedTrainer | None = None
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, earlier parts of a resumed run included."""
+        return self.seconds_before + time.monotonic() - self._start
+
+    def go_on_from(self, step: int) -> None:
+        """Take up the records of an earlier part of the run; later ones are dropped, to be written again."""
+        keep_until(self.metrics_path, step)
+        earlier = [r for r in read_metrics(self.metrics_path) if r["kind"] == "train"] if step else []
+        if earlier:
+            self.first_loss = earlier[0]["loss_nats"]
+            self.seconds_before = earlier[-1]["seconds"]
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._start = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        if self.trainer is not None and self.trainer.non_finite_in_a_row >= MAX_NON_FINITE_IN_A_ROW:
+            self.divergence = f"{self.trainer.non_finite_in_a_row} non-finite steps in a row"
+            control.should_training_stop, control.should_save = True, False
+        elif self.interruption.requested:
+            control.should_training_stop, control.should_save = True, True
+        elif state.global_step >= self.config.steps:
+            control.should_evaluate = True
+        return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> TrainerControl:
+        if not logs or "loss" not in logs:
+            return control
+        loss = logs["loss"]
+        if self.first_loss is None and math.isfinite(loss):
+            self.first_loss = loss
+        if state.is_world_process_zero:
+            record = {
+                "step": state.global_step,
+                "kind": "train",
+                "loss_nats": loss,
+                "lr": logs.get("learning_rate"),
+                "grad_norm": logs.get("grad_norm"),
+                "tokens": state.global_step * self.tokens_per_step,
+                "seconds": self.seconds,
+            }
+            append_metric(self.metrics_path, record)
+        if self.first_loss is not None and loss > self.config.divergence_factor * self.first_loss:
+            self.divergence = (
+                f"training loss {loss:.3g} exceeds {self.config.divergence_factor:g} times its start,"
+                f" {self.first_loss:.3g}"
+            )
+            control.should_training_stop, control.should_save = True, False
+        return control

@@ -1,0 +1,224 @@
+"""The one subclass of transformers' ``Trainer``, with every override it makes.
+
+    _get_train_sampler   rows in an order that depends on (data seed, position) alone, the same for every arm
+    create_optimizer     learning-rate multipliers per segment, no decay on norm gains
+    _clip_grad_norm      counts clipped steps; a non-finite step is skipped, its gradient dropped
+    evaluate             nats and bits per byte on named splits, and what is measured of visits and weights
+    _save_checkpoint     written beside, then renamed: a checkpoint is whole or absent
+
+Everything else (loop, accumulation, precision, schedule, resume, distribution) is transformers'.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArguments
+
+from depthscale.evaluation.loss import evaluate_loss
+from depthscale.runs.config import TrainConfig
+from depthscale.runs.metrics import append_metric
+from depthscale.training.batch_order import EpochOrderSampler
+from depthscale.training.measure import WeightMovement, measure_visits
+from depthscale.training.parameter_groups import optimizer_groups
+from depthscale.training.prepare import PreparedData
+
+#: Checkpoints kept while training; the older one survives a fault found late in the newer.
+CHECKPOINTS_KEPT = 2
+
+
+def training_arguments(config: TrainConfig, output_directory: Path) -> TrainingArguments:
+    """A run's ``[train]`` in transformers' words."""
+    schedules: dict[str, tuple[str, dict[str, Any]]] = {
+        "cosine": ("cosine_with_min_lr", {"min_lr_rate": config.min_lr_ratio}),
+        "wsd": (
+            "warmup_stable_decay",
+            {
+                "num_decay_steps": max(1, round(config.decay_fraction * config.steps)),
+                "decay_type": "linear",
+                "min_lr_ratio": config.min_lr_ratio,
+            },
+        ),
+        "constant": ("constant_with_warmup", {}),
+    }
+    schedule, schedule_arguments = schedules[config.schedule]
+    return TrainingArguments(
+        output_dir=str(output_directory),
+        per_device_train_batch_size=config.batch_rows,
+        gradient_accumulation_steps=config.accumulation,
+        max_steps=config.steps,
+        learning_rate=config.lr,
+        lr_scheduler_type=schedule,
+        lr_scheduler_kwargs=schedule_arguments,
+        warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.beta1,
+        adam_beta2=config.beta2,
+        adam_epsilon=config.adam_epsilon,
+        max_grad_norm=config.max_grad_norm,
+        seed=config.seed,
+        data_seed=config.data_seed,
+        bf16=config.precision == "bfloat16",
+        gradient_checkpointing=config.checkpoint_visits,
+        logging_steps=config.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if config.eval_every else "no",
+        eval_steps=config.eval_every,
+        save_strategy="steps" if config.checkpoint_every else "no",
+        save_steps=config.checkpoint_every or config.steps,
+        report_to=["tensorboard"] if config.tensorboard else [],
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        optim="adamw_torch_fused",
+    )
+
+
+class LoopedTrainer(Trainer):
+    """Trains a looped language model on prepared data; see the module's docstring for what it overrides."""
+
+    # Set by the base class, which is not typed.
+    optimizer: torch.optim.Optimizer | None
+    control: TrainerControl
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        data: PreparedData,
+        output_directory: Path,
+        metrics_path: Path,
+        callbacks: Sequence[TrainerCallback] = (),
+    ) -> None:
+        self.run_config = config
+        self.data = data
+        self.metrics_path = metrics_path
+        self.num_clipped = 0
+        self.num_non_finite = 0
+        self.non_finite_in_a_row = 0
+        self.last_visits: dict[str, Any] | None = None
+        self.last_groups: dict[str, Any] | None = None
+        self.movement = WeightMovement(model)
+        super().__init__(
+            model=model,
+            args=training_arguments(config, output_directory),
+            train_dataset=data.splits["train"].dataset,
+            eval_dataset=data.splits["tuning"].dataset,
+            data_collator=data.collate,
+            callbacks=list(callbacks),
+        )
+        # The console belongs to the caller's own progress display.
+        for callback in list(self.callback_handler.callbacks):
+            if type(callback).__name__ in ("PrinterCallback", "ProgressCallback"):
+                self.remove_callback(type(callback))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        rows_per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return EpochOrderSampler(
+            num_rows=len(self.train_dataset),
+            seed=self.run_config.data_seed,
+            num_samples=rows_per_step * self.run_config.steps,
+        )
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            optimizer_class, arguments = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            groups = optimizer_groups(self.model, self.args.learning_rate, self.args.weight_decay)
+            self.optimizer = optimizer_class(groups, **arguments)
+        return self.optimizer
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        norm = super()._clip_grad_norm(model)
+        if not bool(torch.isfinite(norm)):
+            # Without gradients the optimizer leaves weights and moments as they are. The norm is the same on every
+            # process, so all of them skip.
+            model.zero_grad()
+            self.num_non_finite += 1
+            self.non_finite_in_a_row += 1
+            return norm
+        self.non_finite_in_a_row = 0
+        clip_factor = min(1.0, self.args.max_grad_norm / (norm.item() + 1e-6))
+        self.num_clipped += clip_factor < 1.0
+        if self._evaluates_after_this_step():
+            self.movement.before_step(self.model, clip_factor)
+        return norm
+
+    def _evaluates_after_this_step(self) -> bool:
+        step = self.state.global_step + 1
+        every = self.run_config.eval_every
+        return step == self.run_config.steps or (every is not None and step % every == 0)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Loss on the tuning split, and what is measured of visits and weights, all written to the metrics file."""
+        step = self.state.global_step
+        loss = self.loss_on("tuning")
+        self.last_visits = self.measured_visits()
+        self.movement.after_step(self.model)
+        self.last_groups = {
+            "share_clipped": self.num_clipped / max(step, 1),
+            "groups": self.movement.summary(self.model),
+        }
+        if self.is_world_process_zero():
+            append_metric(self.metrics_path, {"step": step, "kind": "evaluation", "split": "tuning", **loss})
+            append_metric(self.metrics_path, {"step": step, "kind": "visits", **self.last_visits})
+            append_metric(self.metrics_path, {"step": step, "kind": "groups", **self.last_groups})
+        metrics = {f"{metric_key_prefix}_loss": loss["loss_nats"], f"{metric_key_prefix}_bpb": loss["bits_per_byte"]}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def loss_on(self, split: str) -> dict[str, float]:
+        """Nats per token and bits per byte on a split of the prepared data."""
+        part = self.data.splits[split]
+        result = evaluate_loss(
+            self.model,
+            part.dataset,
+            self.data.collate,
+            batch_rows=self.run_config.batch_rows,
+            max_rows=self.run_config.eval_rows,
+        )
+        return {
+            "loss_nats": result.loss_nats,
+            "bits_per_byte": part.bits_per_byte(result.loss_nats),
+            "num_tokens": result.num_tokens,
+        }
+
+    def measured_visits(self) -> dict[str, list[float]]:
+        """State and update sizes per visit on the first rows of the tuning split."""
+        dataset = self.data.splits["tuning"].dataset
+        rows = [dataset[index] for index in range(min(self.run_config.batch_rows, len(dataset)))]
+        batch = {name: value.to(self.args.device) for name, value in self.data.collate(rows).items()}
+        return measure_visits(self.model, batch)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
+        final_home = Path(self.args.output_dir)
+        staging = final_home / ".writing"
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.args.output_dir = str(staging)
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.output_dir = str(final_home)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            for finished in staging.glob("checkpoint-*"):
+                target = final_home / finished.name
+                shutil.rmtree(target, ignore_errors=True)
+                finished.rename(target)
+            shutil.rmtree(staging, ignore_errors=True)
+            for old in checkpoints(final_home)[:-CHECKPOINTS_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Whole training checkpoints below ``directory``, oldest first."""
+    return sorted(directory.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
