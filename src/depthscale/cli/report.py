@@ -14,11 +14,7 @@ def report(
     """Write the figures and the self-contained HTML report of a study or a run."""
     from depthscale.reports.comparison_report import build_report
     from depthscale.reports.run_report import build_run_report
-    from depthscale.studies.comparison import write_comparison
+    from depthscale.runs.layout import STUDY_FILE
 
-    if (directory / "study.json").exists():
-        write_comparison(directory)
-        path = build_report(directory)
-    else:
-        path = build_run_report(directory)
-    typer.echo(str(path))
+    build = build_report if (directory / STUDY_FILE).exists() else build_run_report
+    typer.echo(str(build(directory)))

@@ -1,0 +1,109 @@
+"""What a reader of a comparison must know before trusting it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from depthscale.runs.results import read_result, result_path
+from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
+from depthscale.studies.study_runs import Study, run_name
+from depthscale.studies.words import count
+
+
+def comparison_warnings(study: Study, pairs: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences, most serious first; empty when there is nothing to warn of."""
+    return [
+        *_missing_runs(study),
+        *_unequal_tokens(study),
+        *_few_pairs(pairs),
+        *_edge_rates(study),
+        *_other_rates(study),
+        *_imputed_losses(study),
+        *_mixed_versions(study),
+        *_unplanned_runs(study),
+    ]
+
+
+def read_tuning(study_directory: Path) -> dict[str, Any] | None:
+    """``results/tuning.json``, or None where the rates were not tuned in this study.
+
+    Raises:
+        ResultError: the file is damaged.
+    """
+    if not result_path(study_directory, "tuning").exists():
+        return None
+    return read_result(study_directory, "tuning")
+
+
+def _missing_runs(study: Study) -> Iterable[str]:
+    seeds = study.file.study.seeds
+    missing = [run_name(cell.arm, cell.rounds, seed) for cell in study.cells for seed in seeds if seed not in cell.runs]
+    if missing:
+        shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
+        total = len(study.cells) * len(seeds)
+        yield f"{len(missing)} of {total} planned runs have no result and are left out: {shown}."
+
+
+def _unequal_tokens(study: Study) -> Iterable[str]:
+    budgets: dict[int, list[str]] = {}
+    for cell in study.cells:
+        for tokens in {run.planned_tokens for run in cell.runs.values() if run.planned_tokens}:
+            budgets.setdefault(tokens, []).append(f"{cell.arm} at R = {cell.rounds}")
+    if len(budgets) > 1:
+        listed = "; ".join(f"{tokens:,}: {', '.join(cells)}" for tokens, cells in sorted(budgets.items()))
+        yield f"The runs were planned with different numbers of tokens ({listed})."
+
+
+def _few_pairs(pairs: Sequence[dict[str, Any]]) -> Iterable[str]:
+    few = [pair for pair in pairs if len(pair["differences"]) < MIN_PAIRS_FOR_VERDICT]
+    if few:
+        smallest = min(len(pair["differences"]) for pair in few)
+        yield (
+            f"Fewer than {MIN_PAIRS_FOR_VERDICT} pairs, as few as {smallest}, stand behind {len(few)} of"
+            f" {count(len(pairs), 'difference')}: not decided, whatever the interval."
+        )
+
+
+def _edge_rates(study: Study) -> Iterable[str]:
+    tuning = read_tuning(study.directory)
+    at_edge = [f"{c['arm']} at R = {c['rounds']}" for c in tuning["cells"] if c["at_edge"]] if tuning else []
+    if at_edge:
+        yield f"The best learning rate lies at the edge of its grid, so a better one may exist: {', '.join(at_edge)}."
+
+
+def _other_rates(study: Study) -> Iterable[str]:
+    for cell in study.cells:
+        used = {run.training["optimization"]["lr"] for run in cell.runs.values()}
+        if used - {cell.lr}:
+            rates = ", ".join(f"{rate:g}" for rate in sorted(used))
+            yield f"{cell.arm} at R = {cell.rounds} ran at rate {rates}; the study planned {cell.lr:g}."
+
+
+def _imputed_losses(study: Study) -> Iterable[str]:
+    lost = [run.directory.removeprefix("runs/") for run in study.runs() if run.imputed]
+    if lost:
+        yield (
+            "Diverged runs without a finite final loss count at the larger of the last finite evaluation and the"
+            f" uniform loss ln V: {', '.join(lost)}."
+        )
+
+
+def _mixed_versions(study: Study) -> Iterable[str]:
+    found: dict[str, set[str]] = {}
+    for run in study.runs():
+        for package, version in run.training["versions"].items():
+            found.setdefault(package, set()).add(str(version))
+    mixed = [f"{package} {' and '.join(sorted(seen))}" for package, seen in found.items() if len(seen) > 1]
+    if mixed:
+        yield f"The runs were made with different versions: {'; '.join(mixed)}."
+
+
+def _unplanned_runs(study: Study) -> Iterable[str]:
+    planned = {run_name(cell.arm, cell.rounds, seed) for cell in study.cells for seed in study.file.study.seeds}
+    folder = study.directory / "runs"
+    extra = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in planned)
+    if extra:
+        shown = ", ".join(extra[:6])
+        yield f"Left out, as the study's plan does not name them: {count(len(extra), 'run')} in runs/ ({shown})."

@@ -1,0 +1,198 @@
+"""A study directory as plain data: its plan in ``study.json`` and the runs that have a result.
+
+A study is refused where its runs cannot be compared at all (mixed corpora or tokenizers, a result that belongs
+to another seed); everything else that a reader should know becomes a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from depthscale.errors import ResultError
+from depthscale.runs.config_file import validate
+from depthscale.runs.layout import METRICS_FILE, STUDY_FILE
+from depthscale.runs.metrics import read_metrics
+from depthscale.runs.results import read_result, result_path
+from depthscale.runs.study_config import StudyFile
+
+STUDY_SCHEMA_VERSION = 1
+
+#: The split that results are reported on; learning rates are chosen on another.
+REPORT_SPLIT = "report"
+
+CellKey = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One run that has a result.
+
+    Attributes:
+        seed: of initial weights and data order; runs of two arms with one seed are a pair.
+        loss_nats: loss on the report split; finite, see ``imputed``.
+        imputed: the run diverged without a finite final loss, and ``loss_nats`` is the larger of its last finite
+            evaluation and the uniform loss ln V.
+        bits_per_byte: of the same loss, None where it is not known.
+        training: the run's training result as read.
+        directory: relative to the study.
+    """
+
+    seed: int
+    loss_nats: float
+    imputed: bool
+    bits_per_byte: float | None
+    training: dict[str, Any]
+    directory: str
+
+    @property
+    def outcome(self) -> str:
+        """``finished``, ``stuck`` or ``diverged``."""
+        return str(self.training["outcome"])
+
+    @property
+    def planned_tokens(self) -> int:
+        """Tokens of the whole run, also where it diverged before its end."""
+        if not self.training["step"]:
+            return 0
+        return int(self.training["tokens"]) * int(self.training["steps_planned"]) // int(self.training["step"])
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """One arm at one number of rounds: its rate, and its runs by seed."""
+
+    arm: str
+    rounds: int
+    lr: float
+    lr_source: str
+    runs: dict[int, StudyRun]
+
+    @property
+    def key(self) -> CellKey:
+        """(arm, rounds)."""
+        return self.arm, self.rounds
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's plan and its cells, in the order of ``study.json``."""
+
+    directory: Path
+    document: dict[str, Any]
+    file: StudyFile
+    cells: tuple[StudyCell, ...]
+
+    def cell(self, arm: str, rounds: int) -> StudyCell | None:
+        """The cell of that arm and number of rounds, if the study has it."""
+        return next((cell for cell in self.cells if cell.key == (arm, rounds)), None)
+
+    def runs(self) -> Iterator[StudyRun]:
+        """Every run that has a result, cell by cell."""
+        for cell in self.cells:
+            yield from cell.runs.values()
+
+
+def run_name(arm: str, rounds: int, seed: int) -> str:
+    """Name of a run's directory inside ``runs/`` of its study."""
+    return f"{arm}-r{rounds}-s{seed}"
+
+
+def read_study_document(directory: Path) -> dict[str, Any]:
+    """``study.json`` of a study directory.
+
+    Raises:
+        ResultError: the file is missing, damaged, of another kind, or newer than this version of depthscale.
+    """
+    path = directory / STUDY_FILE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ResultError(f"no study at {path}; give the folder that 'depthscale compare' wrote") from error
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path} is damaged ({error}); run the study again") from error
+    if not isinstance(document, dict) or document.get("kind") != "study":
+        raise ResultError(f"{path} is not a study; expected an object with kind 'study'")
+    if document.get("schema_version") != STUDY_SCHEMA_VERSION:
+        raise ResultError(
+            f"{path} has schema version {document.get('schema_version')!r};"
+            f" this depthscale reads {STUDY_SCHEMA_VERSION}: upgrade"
+        )
+    missing = [key for key in ("name", "config", "cells") if key not in document]
+    if missing:
+        raise ResultError(f"{path} lacks {', '.join(missing)}; run the study again")
+    return document
+
+
+def read_study(directory: Path) -> Study:
+    """A study and every run of it that has a training result.
+
+    Raises:
+        ResultError: the study or a result is damaged, no run has a result, a result belongs to another seed, or
+            the runs read different text or tokenizers.
+    """
+    document = read_study_document(directory)
+    file = validate(StudyFile, document["config"], str(directory / STUDY_FILE))
+    cells = tuple(
+        StudyCell(
+            entry["arm"],
+            entry["rounds"],
+            entry["lr"],
+            entry["lr_source"],
+            {
+                seed: run
+                for seed in file.study.seeds
+                if (run := _read_run(directory, run_name(entry["arm"], entry["rounds"], seed), seed)) is not None
+            },
+        )
+        for entry in document["cells"]
+    )
+    study = Study(directory, document, file, cells)
+    if not any(True for _ in study.runs()):
+        raise ResultError(f"no run under {directory / 'runs'} has a result yet; run the study first")
+    for key, what in (("corpus_sha256", "text"), ("tokenizer_sha256", "tokenizers")):
+        _require_one(study, key, what)
+    return study
+
+
+def _read_run(study_directory: Path, name: str, seed: int) -> StudyRun | None:
+    directory = study_directory / "runs" / name
+    if not result_path(directory, "training").exists():
+        return None
+    training = read_result(directory, "training")
+    if training["seed"] != seed or training["data_seed"] != seed:
+        raise ResultError(
+            f"{directory} holds seed {training['seed']} and data seed {training['data_seed']}, expected {seed}"
+            " for both; delete the folder and run the study again"
+        )
+    final = training["final"][REPORT_SPLIT]
+    loss = final["loss_nats"]
+    imputed = loss is None or not math.isfinite(loss)
+    if imputed:
+        loss = _loss_of_lost_run(directory, training["uniform_loss_nats"])
+    return StudyRun(
+        seed, loss, imputed, None if imputed else final["bits_per_byte"], training, f"runs/{directory.name}"
+    )
+
+
+def _loss_of_lost_run(directory: Path, uniform_loss_nats: float) -> float:
+    """What a run without a finite final loss counts as: never better than a model that knows nothing."""
+    last = None
+    for record in read_metrics(directory / METRICS_FILE):
+        if record.get("kind") == "evaluation" and record.get("loss_nats") is not None:
+            last = record["loss_nats"]
+    return uniform_loss_nats if last is None else max(last, uniform_loss_nats)
+
+
+def _require_one(study: Study, key: str, what: str) -> None:
+    found = {run.training["data"][key]: run.directory for run in study.runs()}
+    if len(found) > 1:
+        listed = ", ".join(f"{directory} has {str(value)[:12]}" for value, directory in found.items())
+        raise ResultError(
+            f"the runs of {study.directory} read different {what} ({listed}), so their losses do not compare;"
+            " delete the odd ones and run the study again"
+        )

@@ -1,0 +1,149 @@
+"""Sentences of a comparison. They are made from the intervals alone and say no more than those do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from depthscale.studies.paired import (
+    MIN_PAIRS_FOR_VERDICT,
+    DirectionVerdict,
+    EquivalenceTest,
+    PairedInterval,
+)
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def nats(value: float, decimals: int = 3, signed: bool = False) -> str:
+    """A number of nats in print, with a true minus sign.
+
+    Example:
+        >>> nats(-0.12345), nats(0.5, signed=True)
+        ('−0.123', '+0.500')
+    """
+    text = f"{value:+.{decimals}f}" if signed else f"{value:.{decimals}f}"
+    return text.replace("-", MINUS)
+
+
+def decimals_for(interval: PairedInterval) -> int:
+    """Decimals that show two digits of the interval's half width, three to six."""
+    half_width = (interval.high - interval.low) / 2
+    if half_width <= 0:
+        return 3
+    return min(6, max(3, 1 - math.floor(math.log10(half_width))))
+
+
+def interval_text(interval: PairedInterval) -> str:
+    """Mean and interval, such as "−0.100 nats (95 % interval −0.120 to −0.080, 5 pairs)"."""
+    decimals = decimals_for(interval)
+    return (
+        f"{nats(interval.mean, decimals, signed=True)} nats"
+        f" ({100 * interval.confidence:.4g} % interval {nats(interval.low, decimals, signed=True)}"
+        f" to {nats(interval.high, decimals, signed=True)}, {count(interval.num_pairs, 'pair')})"
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> count(1, "pair"), count(3, "pair")
+        ('1 pair', '3 pairs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def no_interval_reason(num_pairs: int) -> str:
+    """Why there is no interval."""
+    if num_pairs == 0:
+        return "no seed has a run on both sides, so there is no pair"
+    return "one pair shows no spread, so there is no interval"
+
+
+def pair_words(
+    subject: str,
+    basis: str,
+    verdict: DirectionVerdict,
+    interval: PairedInterval | None,
+    smallest_detectable: float | None,
+    reason: str | None,
+    outcomes: str,
+) -> str:
+    """One sentence for one paired difference, with its outcomes where a run did not train.
+
+    Args:
+        subject: what is compared, as in "deeploop against pre at R = 4".
+        basis: on what terms, as in "equal tokens, 3.1 times the training FLOPs".
+        outcomes: as :func:`untrained_words` gives it; may be empty.
+    """
+    if interval is None:
+        words = f"{subject} ({basis}): not decided, {reason}."
+    elif verdict == "not_decided":
+        if interval.num_pairs < MIN_PAIRS_FOR_VERDICT:
+            why = f"a verdict needs {MIN_PAIRS_FOR_VERDICT} pairs"
+        else:
+            why = "the interval includes 0"
+        words = f"{subject} ({basis}): not decided, {why}; difference {interval_text(interval)}."
+        if smallest_detectable is not None and interval.num_pairs >= MIN_PAIRS_FOR_VERDICT:
+            words += (
+                f" {interval.num_pairs} pairs find a true difference of"
+                f" {nats(smallest_detectable, decimals_for(interval))} nats with 80 % power."
+            )
+    else:
+        side = "lower" if verdict == "a_better" else "higher"
+        words = f"{subject} ({basis}): {side} loss, difference {interval_text(interval)}."
+    return f"{words} {outcomes}".rstrip()
+
+
+def untrained_words(outcomes: Mapping[str, int]) -> str:
+    """Say which of the runs behind a difference did not train; empty when all did."""
+    named = [f"{outcomes[name]} {name}" for name in ("stuck", "diverged") if outcomes.get(name)]
+    if not named:
+        return ""
+    total = sum(outcomes.values()) - outcomes.get("missing", 0)
+    return f"Runs that did not train count as well: {' and '.join(named)} of {total}."
+
+
+def control_words(subject: str, test: EquivalenceTest, num_pairs: int) -> str:
+    """One sentence for one equivalence test."""
+    margin = nats(test.margin)
+    if test.interval is None:
+        return f"{subject}: not decided, {no_interval_reason(num_pairs)}; margin ±{margin} nats."
+    found = interval_text(test.interval)
+    if test.verdict == "equivalent":
+        return f"{subject}: equivalent within ±{margin} nats, difference {found}."
+    if test.verdict == "different_beyond_margin":
+        return f"{subject}: different by more than {margin} nats, difference {found}."
+    if test.interval.num_pairs < MIN_PAIRS_FOR_VERDICT:
+        return f"{subject}: not decided, a verdict needs {MIN_PAIRS_FOR_VERDICT} pairs; difference {found}."
+    return f"{subject}: not decided, the interval crosses a margin of ±{margin} nats; difference {found}."
+
+
+def summary(lead: str, items: Sequence[Mapping[str, Any]], labels: Mapping[str, str], arm_of: str = "a") -> str:
+    """One sentence over several differences: which arms got which verdict.
+
+    Args:
+        lead: what is asked, as in "Looping 4 rounds instead of 1".
+        items: pairs or controls of a comparison.
+        labels: words for each verdict, in the order in which they are said.
+        arm_of: side whose arm names the item.
+    """
+    parts = []
+    for verdict, label in labels.items():
+        named = [_named(item, arm_of) for item in items if item["verdict"] == verdict]
+        if named:
+            parts.append(f"{label} {', '.join(named)}")
+    return f"{lead}: {'; '.join(parts)}."
+
+
+def _named(item: Mapping[str, Any], arm_of: str) -> str:
+    interval = item["interval"]
+    arm = item[arm_of]["arm"]
+    if interval is None:
+        return f"{arm} (no interval)"
+    found = PairedInterval(**interval)
+    decimals = decimals_for(found)
+    ends = " to ".join(nats(value, decimals, signed=True) for value in (found.low, found.high))
+    return f"{arm} ({nats(found.mean, decimals, signed=True)} nats, {ends})"

@@ -1,0 +1,84 @@
+"""The engine and the tuning rule, with jobs that need no training."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from depthscale.errors import RunInterruptedError
+from depthscale.studies import engine
+from depthscale.studies.engine import Job, last_line_of_log, run_jobs
+from depthscale.studies.study import presets, read_study_file, write_study
+from depthscale.studies.tuning import best_rate, extended
+
+QUIET = Console(quiet=True)
+
+
+def failing_job(directory: Path) -> Job:
+    return Job(("train", "--run-dir", str(directory), "none.toml"), directory, "training", steps=1)
+
+
+def test_a_failed_job_is_named_with_its_last_line_and_the_others_go_on(tmp_path: Path) -> None:
+    jobs = [failing_job(tmp_path / "a"), failing_job(tmp_path / "b")]
+    failed = run_jobs(jobs, workers=2, console=QUIET, title="test")
+    assert {job.directory.name for job in failed} == {"a", "b"}
+    assert "no configuration at none.toml" in last_line_of_log(jobs[0])
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+    job = failing_job(tmp_path / "a")
+    (tmp_path / "a" / "results").mkdir(parents=True)
+    (tmp_path / "a" / "results" / "training.json").write_text("{}")
+    assert job.done
+    assert run_jobs([job], workers=1, console=QUIET, title="test") == []
+    assert not (tmp_path / "a" / "log.txt").exists()
+
+
+def sleep_long(arguments: tuple[str, ...], log: Path) -> None:
+    log.write_text("started")
+    time.sleep(600)
+
+
+def test_an_interrupted_study_ends_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_run_verb", sleep_long)
+    monkeypatch.setattr(engine, "PRELOADED", [])
+    job = failing_job(tmp_path / "a")
+
+    def interrupt_once_it_runs() -> None:
+        while not (tmp_path / "a" / "log.txt").exists():
+            time.sleep(0.05)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt_once_it_runs, daemon=True).start()
+    with pytest.raises(RunInterruptedError, match="finished runs are kept"):
+        run_jobs([job, failing_job(tmp_path / "b")], workers=1, console=QUIET, title="test")
+    assert not (tmp_path / "b").exists()
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6, unique=True))
+def test_an_extended_grid_keeps_its_points_and_puts_the_best_inside(grid: list[float]) -> None:
+    grid = sorted(grid)
+    for best in (grid[0], grid[-1]):
+        wider = extended(grid, best)
+        assert sorted(wider) == wider
+        assert set(grid) < set(wider)
+        assert best not in (wider[0], wider[-1])
+
+
+def test_the_best_rate_prefers_the_smaller_of_equals_and_never_a_diverged_one() -> None:
+    assert best_rate([1e-3, 2e-3, 4e-3], [2.0, 1.5, 1.5]) == 2e-3
+    assert best_rate([1e-3, 2e-3], [2.0, float("inf")]) == 1e-3
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_valid_and_its_study_is_written_once(name: str, tmp_path: Path) -> None:
+    file = read_study_file(name, [])
+    document = write_study(tmp_path, file)
+    assert write_study(tmp_path, file) == document
+    assert len(document["cells"]) == len(file.study.arms) * len(file.study.rounds)
+    assert {cell["lr_source"] for cell in document["cells"]} != {"base configuration"}, "tune it, and say where"
