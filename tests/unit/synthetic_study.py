@@ -65,9 +65,7 @@ def write_synthetic_study(
     noise = random.Random(20260801)
     arms = [arm for arm in ARMS if any(cell[0] == arm["name"] for cell in losses)]
     rounds = sorted({cell[1] for cell in losses})
-    cells = [
-        {"arm": arm["name"], "rounds": r, "lr": 0.004 / r, "lr_source": lr_source} for arm in arms for r in rounds
-    ]
+    cells = [{"arm": arm["name"], "rounds": r, "lr": 0.004 / r, "lr_source": lr_source} for arm in arms for r in rounds]
     tables = {
         "plan": {"kind": "looped", "blocks": 2},
         "model": {"hidden_size": 64, "num_attention_heads": 4},
@@ -79,9 +77,7 @@ def write_synthetic_study(
             "baseline": "pre",
             "rounds": rounds,
             "seeds": list(seeds),
-            "rates": [
-                {"arm": c["arm"], "rounds": c["rounds"], "lr": c["lr"], "source": c["lr_source"]} for c in cells
-            ],
+            "rates": [{"arm": c["arm"], "rounds": c["rounds"], "lr": c["lr"], "source": c["lr_source"]} for c in cells],
         },
     }
     file = validate(StudyFile, tables, "synthetic study")

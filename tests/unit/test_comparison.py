@@ -147,9 +147,7 @@ def test_runs_outside_the_plan_are_named_and_left_out(tmp_path: Path) -> None:
     assert any("pre-r9-s0" in warning and "Left out" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize(
-    ("table", "key"), [("corpus_sha256", "text"), ("tokenizer_sha256", "tokenizers")]
-)
+@pytest.mark.parametrize(("table", "key"), [("corpus_sha256", "text"), ("tokenizer_sha256", "tokenizers")])
 def test_mixed_corpora_are_refused(tmp_path: Path, table: str, key: str) -> None:
     write_synthetic_study(tmp_path, training={("pre", 1, 2): {"data": {table: "f" * 64}}})
     with pytest.raises(ResultError, match=f"different {key}.*pre-r1-s2"):

@@ -52,7 +52,7 @@ def test_a_missing_key_is_named_with_its_mend() -> None:
 
 @pytest.mark.parametrize("override", ["train", "train.lr", "=3", "train..lr=3"])
 def test_malformed_overrides(override: str) -> None:
-    with pytest.raises(ConfigError, match="expected section.key=value"):
+    with pytest.raises(ConfigError, match=r"expected section\.key=value"):
         patched(override)
 
 

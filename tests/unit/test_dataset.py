@@ -15,9 +15,7 @@ EOS = 9
 def packed(lengths, context_length, *, attend=False, pad=True):
     documents = [np.full(length, number % EOS, np.int64) for number, length in enumerate(lengths)]
     stream, starts = pack_stream(documents, end_of_text=EOS, vocab_size=10)
-    return PackedDataset(
-        stream, starts, context_length, attend_across_documents=attend, pad_last_row=pad, pad_id=EOS
-    )
+    return PackedDataset(stream, starts, context_length, attend_across_documents=attend, pad_last_row=pad, pad_id=EOS)
 
 
 def test_a_stream_is_the_documents_each_with_its_end():

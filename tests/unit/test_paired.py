@@ -20,9 +20,7 @@ from depthscale.studies.paired import (
     t_test_power,
 )
 
-differences_lists = st.lists(
-    st.floats(-1, 1).map(lambda value: round(value, 4)), min_size=2, max_size=12
-)
+differences_lists = st.lists(st.floats(-1, 1).map(lambda value: round(value, 4)), min_size=2, max_size=12)
 
 
 def test_interval_matches_scipy_on_a_fixed_sample() -> None:

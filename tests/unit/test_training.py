@@ -21,7 +21,7 @@ from depthscale.training.prepare import prepare_data
 from depthscale.training.run import Start, train_run
 from depthscale.training.trainer import LoopedTrainer
 
-WORDS = "the cat sat on a mat while one old dog ran far away from its red house and slept".split()
+WORDS = "the cat sat on a mat while one old dog ran far away from its red house and slept".split()  # noqa: SIM905
 
 
 @pytest.fixture(scope="module")
@@ -247,9 +247,7 @@ def test_non_finite_steps_without_end_diverge_and_keep_the_last_good_checkpoint(
 
 
 @pytest.mark.parametrize("document_boundaries", ["false", "true"])
-def test_accumulation_does_not_change_the_gradient(
-    make_config: Any, tmp_path: Path, document_boundaries: str
-) -> None:
+def test_accumulation_does_not_change_the_gradient(make_config: Any, tmp_path: Path, document_boundaries: str) -> None:
     """Public fault: accumulation averages means. 1 x 8 rows against 8 x 1, with masked targets of uneven number."""
     across = f"data.attend_across_documents={document_boundaries}"
     train_run(make_config("train.steps=3", "train.batch_rows=8", across), tmp_path / "once")
@@ -268,9 +266,7 @@ def test_loss_does_not_depend_on_the_batch_size(make_config: Any, tmp_path: Path
     train_run(config, tmp_path / "run")
     model = load_model(tmp_path / "run" / "checkpoint")
     data = prepare_data(**config.data.model_dump())
-    results = [
-        evaluate_loss(model, data.splits["report"].dataset, data.collate, batch_rows=rows) for rows in (1, 3, 8)
-    ]
+    results = [evaluate_loss(model, data.splits["report"].dataset, data.collate, batch_rows=rows) for rows in (1, 3, 8)]
     assert len({result.num_tokens for result in results}) == 1
     assert results[0].loss_nats == pytest.approx(results[1].loss_nats, rel=1e-6)
     assert results[0].loss_nats == pytest.approx(results[2].loss_nats, rel=1e-6)

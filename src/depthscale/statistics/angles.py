@@ -20,7 +20,10 @@ def cosine(x: Float[Tensor, "... width"], y: Float[Tensor, "... width"]) -> Floa
     """
     dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
     x, y = x.to(dtype), y.to(dtype)
-    # Unit vectors first: the product of two norms would overflow or underflow long before either does.
-    x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    y = y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-    return (x * y).sum(dim=-1).clamp(-1.0, 1.0)
+    return (_unit(x) * _unit(y)).sum(dim=-1).clamp(-1.0, 1.0)
+
+
+def _unit(x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
+    """x / |x|, through its largest entry first, whose square a norm would overflow or underflow."""
+    x = x / x.abs().amax(dim=-1, keepdim=True)
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
