@@ -1,0 +1,185 @@
+"""The shape to build for a budget, with what is not known about it.
+
+The optimum is taken over buildable candidates with exact FLOPs; resampled parameters give its intervals, several forms
+of law and the rows' noise give the prediction's, and rows far outside the data are named as extrapolation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from depthscale.errors import ConfigError
+from depthscale.laws.candidates import Candidates
+from depthscale.laws.fitting import Fit
+from depthscale.laws.observations import Observations
+from depthscale.laws.resampling import Bootstrap
+from depthscale.laws.standard_errors import sandwich_covariance
+from depthscale.laws.validation import predict_with_slopes
+
+Array = NDArray[np.float64]
+
+#: Beyond this factor outside the data a prediction is called extrapolation.
+EXTRAPOLATION = 10.0
+NEAR_OPTIMUM = 0.01
+FEWEST_FORMS = 3
+_CHOSEN = ("width", "blocks", "rounds", "tokens", "parameters")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of law with its resamples.
+
+    Attributes:
+        name: how reports name it.
+        fit: certified.
+        draws: its bootstrap.
+        depth_offset: layers that the law's depth leaves out.
+    """
+
+    name: str
+    fit: Fit
+    draws: Bootstrap
+    depth_offset: float = 0.0
+
+    def columns(self, candidates: Candidates) -> dict[str, Array]:
+        """The candidates as this form reads them."""
+        columns = candidates.columns
+        return {**columns, "depth": columns["depth"] - self.depth_offset}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A recommended shape.
+
+    Attributes:
+        best: the candidate of least predicted loss under the first form, as one row.
+        loss: its predicted loss.
+        intervals: of the optimum's width, blocks, rounds, tokens and parameters over the first form's resamples.
+        near_optimum: candidates within 1 % of the least loss.
+        prediction: interval of a run's loss at ``best`` over parameters, run noise and forms.
+        form_losses: predicted loss at ``best`` under each form.
+        beyond_data: column to the factor by which ``best`` lies outside the rows; 1 inside.
+        is_extrapolation: some factor is above 10.
+        level: of the intervals.
+    """
+
+    best: dict[str, float]
+    loss: float
+    intervals: dict[str, tuple[float, float]]
+    near_optimum: Candidates
+    prediction: tuple[float, float]
+    form_losses: dict[str, float]
+    beyond_data: dict[str, float]
+    is_extrapolation: bool
+    level: float
+
+
+def allocate(candidates: Candidates, forms: Sequence[Form], level: float = 0.95, seed: int = 0) -> Allocation:
+    """Choose among candidates.
+
+    Args:
+        candidates: from :func:`depthscale.laws.candidates.enumerate_candidates`.
+        forms: at least three, the recommended one first.
+        level: of the intervals.
+        seed: of the noise draws.
+
+    Raises:
+        ConfigError: fewer than three forms.
+    """
+    if len(forms) < FEWEST_FORMS:
+        raise ConfigError(f"{len(forms)} forms of law came; expected at least {FEWEST_FORMS}, the chosen one first")
+    first = forms[0]
+    losses = predict_all(first, candidates, _estimate(first))[0]
+    best = int(np.argmin(losses))
+    columns = candidates.columns
+    chosen = np.argmin(predict_all(first, candidates, first.draws.parameters), axis=1)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    intervals = {}
+    for name in _CHOSEN:
+        low, high = np.quantile(columns[name][chosen], tails)
+        intervals[name] = (float(low), float(high))
+    here = candidates.take(np.arange(len(losses)) == best)
+    pooled = [_simulated_runs(form, here, seed + i) for i, form in enumerate(forms)]
+    # Every form weighs the same, however many resamples it has.
+    size = max(len(p) for p in pooled)
+    mixed = np.concatenate([np.resize(p, size) for p in pooled])
+    low, high = np.quantile(mixed, tails)
+    beyond = distance_beyond(first.fit.data, {k: float(v[0]) for k, v in first.columns(here).items()})
+    return Allocation(
+        {name: float(columns[name][best]) for name in columns},
+        float(losses[best]),
+        intervals,
+        candidates.take(losses <= losses[best] * (1 + NEAR_OPTIMUM)),
+        (float(low), float(high)),
+        {form.name: float(predict_all(form, here, _estimate(form))[0, 0]) for form in forms},
+        beyond,
+        max(beyond.values()) > EXTRAPOLATION,
+        level,
+    )
+
+
+def distance_beyond(data: Observations, point: Mapping[str, float]) -> dict[str, float]:
+    """Factor by which each column of a point lies outside the rows' range; 1 inside it."""
+    factors = {}
+    for name, values in data.columns.items():
+        if name in point and (values > 0).all() and point[name] > 0:
+            factors[name] = max(1.0, point[name] / float(values.max()), float(values.min()) / point[name])
+    return factors
+
+
+def most_useful_run(form: Form, target: Candidates, runs: Candidates) -> tuple[int, float]:
+    """Which of ``runs`` would narrow the prediction at ``target`` most, and the share of its variance it removes.
+
+    Linear in the parameters: with S their covariance, t and s the slopes of ln loss at target and run, and the rows'
+    noise v, one row more removes (t S s)^2 / (v + s S s) of the variance t S t.
+
+    Args:
+        form: whose uncertainty counts; uncertainty between forms is not in it.
+        target: one candidate.
+        runs: affordable candidates inside the data's range, or a little beyond: far outside, the answer leans on
+            the form that the run should test.
+    """
+    covariance = sandwich_covariance(form.fit).matrix
+    at_target, at_runs = (_slopes(form, c) for c in (target, runs))
+    residual = form.fit.residuals if form.fit.objective.is_log else np.log(form.fit.predicted / form.fit.data.loss)
+    noise = float(np.mean(residual**2))
+    shared = (at_runs @ covariance @ at_target[0]) ** 2
+    own = np.einsum("np,pq,nq->n", at_runs, covariance, at_runs)
+    removed = shared / (noise + own) / float(at_target[0] @ covariance @ at_target[0])
+    best = int(np.argmax(removed))
+    return best, float(removed[best])
+
+
+def predict_all(form: Form, candidates: Candidates, parameters: Array) -> Array:
+    """Loss [B, n] of every candidate under every parameter vector [B, P], natural units."""
+    columns = form.columns(candidates)
+    bound = form.fit.law.bind(columns, np.full(len(candidates.width), 1.0))
+    mask = bound.coefficient_mask
+    working = np.where(mask, np.log(np.where(mask, parameters, 1.0)), parameters)
+    back = np.asarray(np.linalg.inv(bound.transform), dtype=np.float64)
+    return bound.predict((working - bound.offset) @ back.T) * bound.loss_scale
+
+
+def _estimate(form: Form) -> Array:
+    values = form.fit.parameters
+    return np.array([[values[name] for name in form.fit.law.parameters]])
+
+
+def _slopes(form: Form, candidates: Candidates) -> Array:
+    rows = Observations(form.columns(candidates), np.full(len(candidates.width), 1.0))
+    return predict_with_slopes(form.fit, rows)[1]
+
+
+def _simulated_runs(form: Form, here: Candidates, seed: int) -> Array:
+    """Losses of runs at one candidate: each resample's prediction times a drawn residual."""
+    generator = np.random.default_rng(seed)
+    predicted = predict_all(form, here, form.draws.parameters)[:, 0]
+    residual = np.log(form.fit.data.loss / form.fit.predicted)
+    spare = max(form.fit.data.num_weighted_rows - form.fit.num_free, 1)
+    residual = residual * np.sqrt(form.fit.data.num_weighted_rows / spare)
+    drawn: Array = predicted * np.exp(generator.choice(residual, size=len(predicted)))
+    return drawn

@@ -1,0 +1,151 @@
+"""How much an exponent owes to conventions: rows dropped, depth - k, embeddings, attention FLOPs, objective.
+
+Each convention is changed alone against the same base. The spread over conventions stands beside the statistical
+error; where it is larger, the error understates what is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from depthscale.errors import DataError
+from depthscale.laws.fitting import DEFAULT_OBJECTIVE, fit, search
+from depthscale.laws.law import Law
+from depthscale.laws.objective import Objective
+from depthscale.laws.observations import Observations
+from depthscale.laws.standard_errors import sandwich_covariance
+
+#: Ranks of the loss at which rows are cut; 40 is arXiv 2602.05970's, 5 rows is arXiv 2404.10102's.
+ROWS_CUT_AT_RANK = (5, 20, 40, 60)
+DEPTH_OFFSETS = (1.0, 2.0)
+OBJECTIVES: Mapping[str, Objective] = {
+    "squares of log loss": Objective("log_squares"),
+    "Huber of log loss": Objective("log_huber"),
+    "squares of raw loss": Objective("raw_squares"),
+}
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One convention.
+
+    Attributes:
+        name: what was changed.
+        num_rows: rows that were fitted.
+        parameters: natural units; None where the fit is not certified.
+        reasons: why it is not.
+    """
+
+    name: str
+    num_rows: int
+    parameters: dict[str, float] | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Every convention beside the base.
+
+    Attributes:
+        base: parameters of the base.
+        errors: sandwich errors of the base, natural units.
+        rows: one per convention.
+    """
+
+    base: dict[str, float]
+    errors: dict[str, float]
+    rows: tuple[AuditRow, ...]
+
+    def spread(self, name: str) -> float:
+        """Largest minus smallest estimate over the base and the certified conventions."""
+        values = [self.base[name], *(row.parameters[name] for row in self.rows if row.parameters)]
+        return max(values) - min(values)
+
+
+def audit(
+    law: Law,
+    base: Observations,
+    conventions: Mapping[str, Observations],
+    objective: Objective = DEFAULT_OBJECTIVE,
+) -> Audit:
+    """Fit the base, each convention's rows, and the base under every other objective.
+
+    Args:
+        law: what is fitted.
+        base: rows of the base convention.
+        conventions: name to rows; see :func:`standard_conventions`.
+        objective: of the base and the conventions.
+
+    Raises:
+        FitError: the base is not certified.
+    """
+    reference = fit(law, base, objective)
+    rows = [_row(law, name, data, objective) for name, data in conventions.items()]
+    rows += [_row(law, name, base, other) for name, other in OBJECTIVES.items() if other != objective]
+    return Audit(reference.parameters, sandwich_covariance(reference).errors, tuple(rows))
+
+
+def standard_conventions(
+    everything: Observations,
+    base: Observations,
+    depth: str | None = "depth",
+    vocab_size: int | None = None,
+    context_length: int | None = None,
+) -> dict[str, Observations]:
+    """The conventions that these columns allow, each changed alone.
+
+    Args:
+        everything: all rows, none dropped: other cuts are made from it.
+        base: the rows that are fitted. With columns ``parameters`` and ``flops`` (totals) their tokens can be counted
+            again; with ``width`` and ``depth`` too, embeddings and attention can be.
+        depth: column that depth - k applies to; None where the law has none.
+        vocab_size: rows of the embedding, to leave it out of ``parameters``.
+        context_length: T, to count attention in the FLOPs.
+    """
+    conventions = {"no row dropped": everything}
+    for rank in ROWS_CUT_AT_RANK:
+        if rank < everything.num_rows // 2:
+            conventions[f"losses below the {rank}th largest"] = everything.below_loss_rank(rank)
+    if depth is not None:
+        for offset in DEPTH_OFFSETS:
+            values = base.column(depth) - offset
+            if (values > 0).all():
+                conventions[f"{depth} - {offset:g}"] = base.with_column(depth, values)
+    if {"parameters", "flops", "width"} <= set(base.columns):
+        if vocab_size is not None:
+            conventions["embeddings not counted"] = without_embeddings(base, vocab_size)
+        if context_length is not None and "depth" in base.columns:
+            conventions["attention counted in FLOPs"] = with_attention_flops(base, context_length)
+    return conventions
+
+
+def without_embeddings(data: Observations, vocab_size: int) -> Observations:
+    """parameters - V * width, and tokens = flops / (6 * that). One tied table is assumed.
+
+    Raises:
+        DataError: the table alone is larger than a row's parameters.
+    """
+    parameters = data.column("parameters") - vocab_size * data.column("width")
+    if (parameters <= 0).any():
+        row = int(np.argmin(parameters))
+        raise DataError(
+            f"row {row} has fewer parameters than its embedding of {vocab_size} rows; expected"
+            " total parameters and the model's own vocabulary"
+        )
+    tokens = data.column("flops") / (6 * parameters)
+    return data.with_column("parameters", parameters).with_column("tokens", tokens)
+
+
+def with_attention_flops(data: Observations, context_length: int) -> Observations:
+    """tokens = flops / (6 N + 12 l m T): attention at full T^2, as ``depthscale.budget`` counts it."""
+    attention = 12 * data.column("depth") * data.column("width") * context_length
+    return data.with_column("tokens", data.column("flops") / (6 * data.column("parameters") + attention))
+
+
+def _row(law: Law, name: str, data: Observations, objective: Objective) -> AuditRow:
+    found = search(law, data, objective)
+    holds = found.certificate.holds
+    return AuditRow(name, data.num_rows, found.parameters if holds else None, found.certificate.reasons)

@@ -1,0 +1,147 @@
+"""CSV and Parquet tables as rows for a fit, with the user's own column names and units."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from depthscale.errors import ConfigError, DataError, MissingExtraError, unknown_name
+from depthscale.laws.observations import Observations
+
+Array = NDArray[np.float64]
+
+LOSS = "loss"
+GROUP = "group"
+
+
+@dataclass(frozen=True)
+class ColumnMap:
+    """Which column of a table is what.
+
+    Attributes:
+        sources: name in the law to (name in the table, unit); values are multiplied by the unit.
+        loss: column of the loss.
+        groups: columns whose joint values say which rows belong together; empty for none.
+    """
+
+    sources: Mapping[str, tuple[str, float]]
+    loss: str = LOSS
+    groups: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> ColumnMap:
+        """Read ``width=d_model,tokens=num_tokens:1e6,loss=val_loss,group=run_id+seed``.
+
+        Raises:
+            ConfigError: an entry is not name=column or name=column:unit.
+
+        Example:
+            >>> ColumnMap.parse("depth=n_layers,tokens=D:1e6,group=run").sources["tokens"]
+            ('D', 1000000.0)
+        """
+        sources: dict[str, tuple[str, float]] = {}
+        loss = LOSS
+        groups: tuple[str, ...] = ()
+        for entry in text.split(","):
+            name, equals, rest = (part.strip() for part in entry.partition("="))
+            source, colon, unit = (part.strip() for part in rest.partition(":"))
+            if not (name and equals and source) or name in sources:
+                raise ConfigError(
+                    f"columns entry '{entry.strip()}' is not understood;"
+                    " expected name=column or name=column:unit, each name once"
+                )
+            if name == GROUP:
+                groups = tuple(part.strip() for part in source.split("+"))
+            elif name == LOSS and not colon:
+                loss = source
+            else:
+                sources[name] = (source, _unit(entry, unit) if colon else 1.0)
+        return cls(sources, loss, groups)
+
+
+def read_table(path: Path, columns: ColumnMap) -> Observations:
+    """Read a table by its ending, ``.csv`` or ``.parquet``.
+
+    Raises:
+        DataError: the file or a column is missing, or a cell is no number; the row is named.
+    """
+    if not path.is_file():
+        raise DataError(f"no table at {path}; expected a .csv or .parquet file")
+    if path.suffix == ".parquet":
+        table = _read_parquet(path)
+    elif path.suffix == ".csv":
+        table = _read_csv(path)
+    else:
+        raise DataError(f"table {path.name} ends in '{path.suffix}'; expected .csv or .parquet")
+    return from_table(table, columns)
+
+
+def from_table(table: Mapping[str, list[Any]], columns: ColumnMap) -> Observations:
+    """Rows from columns in memory, such as those of a study's runs."""
+    values = {name: _numbers(table, source) * unit for name, (source, unit) in columns.sources.items()}
+    groups = None
+    if columns.groups:
+        keys = list(zip(*(_column(table, name) for name in columns.groups), strict=True))
+        codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
+        groups = np.array([codes[key] for key in keys], dtype=np.intp)
+    return Observations(values, _numbers(table, columns.loss), groups=groups)
+
+
+def _read_csv(path: Path) -> dict[str, list[Any]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+            names = list(reader.fieldnames or [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path.name} is not a CSV table ({error}); expected UTF-8 text with a header") from error
+    if not rows:
+        raise DataError(f"{path.name} holds no rows; expected a header line and at least one row")
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise DataError(f"row {number} of {path.name} does not have {len(names)} cells, as the header does")
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _read_parquet(path: Path) -> dict[str, list[Any]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtraError("fit", "eval", "pyarrow") from error
+    result: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    return result
+
+
+def _column(table: Mapping[str, list[Any]], name: str) -> list[Any]:
+    if name not in table:
+        raise DataError(unknown_name("table column", name, table))
+    return table[name]
+
+
+def _numbers(table: Mapping[str, list[Any]], name: str) -> Array:
+    cells = _column(table, name)
+    values = np.empty(len(cells))
+    for row, cell in enumerate(cells):
+        try:
+            values[row] = float(cell)
+        except (TypeError, ValueError):
+            raise DataError(f"column '{name}' has {cell!r} in row {row}; expected a number") from None
+    return values
+
+
+def _unit(entry: str, text: str) -> float:
+    try:
+        unit = float(text)
+    except ValueError:
+        unit = math.nan
+    if not (math.isfinite(unit) and unit > 0):
+        raise ConfigError(f"unit in '{entry.strip()}' is no positive number; expected for example tokens=D:1e6")
+    return unit
