@@ -46,6 +46,9 @@ class Segment:
         _require_count("rounds", self.rounds)
         if self.grad_rounds is not None:
             _require_count("grad_rounds", self.grad_rounds)
+        for name in ("inject", "fixed"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} came as {getattr(self, name)!r}; expected true or false")
 
     @property
     def num_gradient_rounds(self) -> int:
@@ -70,7 +73,7 @@ class VisitGroup:
         name: how reports name the group.
         num_blocks: distinct blocks in the group.
         num_visits: forward visits of *each* block.
-        num_gradient_visits: those of them that carry gradient, at least 1 and at most ``num_visits``.
+        num_gradient_visits: those of them that carry gradient, 0 to ``num_visits``.
     """
 
     name: str

@@ -96,7 +96,10 @@ def power(counts: VisitCounts, p: float, c: float = 2.0, d: float = 8.0) -> Resi
     if not (c > 0 and d > 0):
         raise PlanError(f"constants came as c={c!r}, d={d!r}; expected positive numbers")
     depth = counts.gradient_depth
-    scales = GroupScales(skip=(c * depth) ** p, gain=(d * depth) ** -p)
+    try:
+        scales = GroupScales(skip=(c * depth) ** p, gain=(d * depth) ** -p)
+    except OverflowError as error:
+        raise PlanError(f"exponent p came as {p!r}, which overflows at N = {depth}; expected about 0 to 1") from error
     return ResidualScales("power", {"p": p, "c": c, "d": d}, tuple(scales for _ in counts.groups))
 
 

@@ -81,6 +81,11 @@ def test_scale_with_one_rule_and_its_argument(
         (("scale", "--blocks", "3", "--rule", "deeplop"), "did you mean 'deeploop'"),
         (("scale", "--blocks", "3", "--rule", "power"), "needs p"),
         (("scale", "--blocks", "3", "--rule", "power", "--rule-argument", "p"), "expected name=number"),
+        (("scale", "--blocks", "3", "--rule", "power", "--rule-argument", "p=1000"), "overflows"),
+        (("scale",), "Missing option '--blocks'"),
+        (("scale", "--blocks", "many"), "not a valid"),
+        (("scale", "--blokcs", "3"), "--blokcs"),
+        (("scael",), "scael"),
         (("scale", "--blocks", "3", "--kind", "lopped"), "'looped'"),
         (("scale", "--blocks", "3", "--kind", "stacked", "--prelude", "1"), "ignores prelude"),
         (("train",), "no configuration given"),
@@ -143,6 +148,9 @@ def test_train_then_report(
     ("override", "words"),
     [
         ("data.corpus=/nowhere/at/all", "/nowhere/at/all"),
+        ("data.corpus=~nouser/a", "~nouser/a"),
+        ("data.tokenizer=~nouser/a", "~nouser/a"),
+        (f"data.corpus={'x' * 300}", "no usable path"),
         ("data.tokenizer=/nowhere/at/all", "/nowhere/at/all"),
         ("train.stepz=3", "did you mean 'train.steps'"),
         ("model.num_attention_heads=3", "does not divide"),
@@ -207,6 +215,27 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     monkeypatch.setattr("depthscale.residual.apply_rule", interrupted)
     assert run(monkeypatch, "scale", "--blocks", "3") == 130
     assert "interrupted" in one_line(capsys.readouterr().err)
+
+
+def test_resume_through_the_command_line_needs_no_configuration(
+    train_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_directory = str(tmp_path / "run")
+    assert run(monkeypatch, "train", str(train_file), "--run-dir", run_directory) == 0
+    first = capsys.readouterr().out
+    assert run(monkeypatch, "train", "--resume", "--run-dir", run_directory) == 0
+    assert capsys.readouterr().out == first
+    other = ("--set", "train.lr=0.5")
+    assert run(monkeypatch, "train", str(train_file), "--resume", "--run-dir", run_directory, *other) == 2
+    assert "resume a run unchanged" in one_line(capsys.readouterr().err)
+    checkpoint = str(tmp_path / "run" / "checkpoint")
+    arguments = ("train", str(train_file), "--run-dir", str(tmp_path / "next"), "--from", checkpoint)
+    assert run(monkeypatch, *arguments) == 0
+    assert "init gain is not applied" in capsys.readouterr().err
+    assert run(monkeypatch, *arguments[:-1], "/nope", "--run-dir", str(tmp_path / "third")) == 2
+    assert "no checkpoint at /nope" in one_line(capsys.readouterr().err)
+    assert run(monkeypatch, "train", str(train_file), "--rescale") == 2
+    assert "--rescale goes with --from" in one_line(capsys.readouterr().err)
 
 
 STUDY = """

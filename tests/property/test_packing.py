@@ -15,12 +15,8 @@ documents_of_ids = st.lists(st.lists(st.integers(0, EOS - 1), min_size=1, max_si
 
 
 def packed(documents, context_length, attend, pad):
-    stream, starts = pack_stream(
-        [np.array(ids, np.int64) for ids in documents], end_of_text=EOS, vocab_size=EOS + 1
-    )
-    return PackedDataset(
-        stream, starts, context_length, attend_across_documents=attend, pad_last_row=pad, pad_id=EOS
-    )
+    stream, starts = pack_stream([np.array(ids, np.int64) for ids in documents], end_of_text=EOS, vocab_size=EOS + 1)
+    return PackedDataset(stream, starts, context_length, attend_across_documents=attend, pad_last_row=pad, pad_id=EOS)
 
 
 @given(documents_of_ids, st.integers(3, 20), st.booleans(), st.booleans())

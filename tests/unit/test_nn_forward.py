@@ -315,7 +315,7 @@ def test_logits_to_keep() -> None:
 # -- what is not accepted ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["use_cache", "past_key_values", "cache", "token_type_ids", "loss_mask"])
+@pytest.mark.parametrize("name", ["cache_position", "token_type_ids", "loss_mask"])
 @pytest.mark.parametrize("base", [False, True])
 def test_unknown_keyword_arguments_raise_and_are_named(name: str, base: bool) -> None:
     model = build()

@@ -1,5 +1,7 @@
 """The engine and the tuning rule, with jobs that need no training."""
 
+import io
+import os
 import signal
 import threading
 import time
@@ -12,7 +14,7 @@ from rich.console import Console
 
 from depthscale.errors import RunInterruptedError
 from depthscale.studies import engine
-from depthscale.studies.engine import Job, last_line_of_log, run_jobs
+from depthscale.studies.engine import Job, run_jobs
 from depthscale.studies.study import presets, read_study_file, write_study
 from depthscale.studies.tuning import best_rate, extended
 
@@ -26,8 +28,8 @@ def failing_job(directory: Path) -> Job:
 def test_a_failed_job_is_named_with_its_last_line_and_the_others_go_on(tmp_path: Path) -> None:
     jobs = [failing_job(tmp_path / "a"), failing_job(tmp_path / "b")]
     failed = run_jobs(jobs, workers=2, console=QUIET, title="test")
-    assert {job.directory.name for job in failed} == {"a", "b"}
-    assert "no configuration at none.toml" in last_line_of_log(jobs[0])
+    assert {failure.job.directory.name for failure in failed} == {"a", "b"}
+    assert "no configuration at none.toml" in failed[0].reason
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
@@ -58,6 +60,18 @@ def test_an_interrupted_study_ends_its_workers(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RunInterruptedError, match="finished runs are kept"):
         run_jobs([job, failing_job(tmp_path / "b")], workers=1, console=QUIET, title="test")
     assert not (tmp_path / "b").exists()
+
+
+def die(arguments: tuple[str, ...], log: Path) -> None:
+    log.write_text("all was well")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_named_by_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_run_verb", die)
+    monkeypatch.setattr(engine, "PRELOADED", [])
+    (failure,) = run_jobs([failing_job(tmp_path / "a[/x]")], workers=1, console=Console(file=io.StringIO()), title="t")
+    assert failure.reason == "killed by SIGKILL"
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6, unique=True))

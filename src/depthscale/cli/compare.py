@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from depthscale.cli.extras import require_lm
+from depthscale.cli.extras import require_extra, require_lm
 
 
 def compare(
@@ -25,16 +25,22 @@ def compare(
     require_lm("compare")
     from rich.console import Console
 
-    from depthscale.errors import ConfigError
+    from depthscale.errors import ConfigError, ResultError
     from depthscale.studies.study import read_study_file, run_study
     from depthscale.studies.tuning import tune as tune_rates
 
     if (study is None) == (preset is None):
         raise ConfigError("give either a study file or --preset NAME, such as --preset demo")
     file = read_study_file(str(study) if study else str(preset), set_ or [])
+    if file.study.tasks:
+        require_extra("compare with study.tasks", "eval")
     directory = out or Path("runs") / file.study.name
     console = Console(stderr=True)
     num_workers = workers or os.cpu_count() or 1
+    # Before any worker starts: a bad corpus is one line here, and a good one is in the cache for all of them.
+    from depthscale.training.prepare import prepare_data
+
+    prepare_data(**file.data_config().model_dump())
     if tune:
         rates = tune_rates(directory, file, num_workers, console)
         for rate in rates:
@@ -47,8 +53,8 @@ def compare(
 
     comparison = write_comparison(directory)
     path = build_report(directory)
-    for sentence in comparison["verdict"]:
+    for sentence in (*comparison["verdict"], *comparison["warnings"]):
         typer.echo(sentence)
     typer.echo(f"report: {path}")
     if failed:
-        raise ConfigError(f"{len(failed)} runs failed and are counted as missing; see log.txt in their directories")
+        raise ResultError(f"{len(failed)} runs failed and are counted as missing; see log.txt in their directories")

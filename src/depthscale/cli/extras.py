@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from depthscale.errors import MissingExtraError
 
+#: What is imported from each extra.
+EXTRA_MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "lm": ("torch", "transformers", "accelerate", "tokenizers", "safetensors"),
+        "eval": ("lm_eval", "datasets"),
+    }
+)
 
-def require_lm(verb: str) -> None:
-    """Refuse a verb that trains or loads models where torch or transformers is not installed.
+
+def require_extra(verb: str, extra: str) -> None:
+    """Refuse a verb whose extra is not installed.
 
     Raises:
         MissingExtraError: names the extra.
     """
-    for module in ("torch", "transformers", "accelerate", "tokenizers", "safetensors"):
+    for module in EXTRA_MODULES[extra]:
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(verb, "lm", module)
+            raise MissingExtraError(verb, extra, module)
+
+
+def require_lm(verb: str) -> None:
+    """:func:`require_extra` for verbs that train or load models."""
+    require_extra(verb, "lm")

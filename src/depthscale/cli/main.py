@@ -6,15 +6,18 @@ line with the path of a log that holds the traceback, and exit code 70.
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
-from depthscale.cli import compare, report, scale, train
+from depthscale.cli import align, allocate, compare, evaluate, export, fetch, fit, generate, report, scale, train
 from depthscale.errors import DepthscaleError, RunInterruptedError
 
 app = typer.Typer(
@@ -28,6 +31,13 @@ app.command("scale")(scale.scale)
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("evaluate")(evaluate.evaluate)
+app.command("generate")(generate.generate)
+app.command("export")(export.export)
+app.command("fit")(fit.fit)
+app.command("allocate")(allocate.allocate)
+app.command("fetch")(fetch.fetch)
+app.command("align")(align.align)
 
 
 def _version(value: bool) -> None:
@@ -47,18 +57,34 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    signal.signal(signal.SIGTERM, _terminated)
     try:
-        app()
+        # Not standalone: the library's own endings are boxes of several lines, and silence on Ctrl-C.
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except RunInterruptedError as error:
         _fail(str(error), 128 + error.signal_number)
     except DepthscaleError as error:
         _fail(str(error), 2)
+    except TyperException as error:
+        _fail(f"{' '.join(error.format_message().split())} See depthscale {_verb()}--help", 2)
     except KeyboardInterrupt:
-        _fail("interrupted; finished work is kept", 130)
+        code = 128 + signal.SIGINT
     except Exception as error:
         log = _write_log()
         _fail(f"unexpected {type(error).__name__}; this is a bug, please report it with {log}", 70)
-    sys.exit(0)
+    if code == 128 + signal.SIGINT:
+        _fail("interrupted; finished work is kept", code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise RunInterruptedError("terminated; finished work is kept", number)
+
+
+def _verb() -> str:
+    """The verb given, with a space after it, if it is one."""
+    given = sys.argv[1] if len(sys.argv) > 1 else ""
+    return f"{given} " if any(command.name == given for command in app.registered_commands) else ""
 
 
 def _fail(message: str, code: int) -> NoReturn:

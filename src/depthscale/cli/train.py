@@ -30,20 +30,24 @@ def train(
 
     from depthscale.errors import ConfigError
     from depthscale.runs.config import RunConfig
-    from depthscale.runs.config_file import read_toml, validate, with_overrides
+    from depthscale.runs.config_file import merge, read_toml, validate, with_overrides
     from depthscale.runs.layout import CONFIG_FILE
 
     if config is None:
         if not resume:
             raise ConfigError("no configuration given; name a TOML file, or go on with --resume --run-dir DIR")
         config = run_dir / CONFIG_FILE
-    if rescale and from_ is None:
+    tables = with_overrides(read_toml(config), set_ or [])
+    if from_ is not None:
+        checkpoint = str(from_.resolve())
+        merge(tables, {"start": {"checkpoint": checkpoint, "rescale": rescale}, "data": {"tokenizer": checkpoint}})
+    elif rescale:
         raise ConfigError("--rescale goes with --from CHECKPOINT; a fresh run is scaled by its configuration")
-    run_config = validate(RunConfig, with_overrides(read_toml(config), set_ or []), str(config))
+    run_config = validate(RunConfig, tables, str(config))
     # Seconds of imports: only once the input is known to be good.
-    from depthscale.training.run import Start, train_run
+    from depthscale.training.run import train_run
 
-    result = train_run(run_config, run_dir, resume=resume, start=Start(from_, rescale), console=Console(stderr=True))
+    result = train_run(run_config, run_dir, resume=resume, console=Console(stderr=True))
     report = result["final"]["report"]
     loss = "not finite" if report["loss_nats"] is None else f"{report['loss_nats']:.4f} nats per token"
     bits = "" if report["bits_per_byte"] is None else f", {report['bits_per_byte']:.4f} bits per byte"

@@ -10,19 +10,28 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from depthscale.errors import CheckpointError
-from depthscale.nn import LoopedLMForCausalLM
+from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
 
 
-def load_model(path: Path, dtype: torch.dtype = torch.float32) -> LoopedLMForCausalLM:
+def load_model(
+    path: Path, dtype: torch.dtype = torch.float32, config: LoopedLMConfig | None = None
+) -> LoopedLMForCausalLM:
     """The looped language model in a checkpoint folder (``config.json`` and safetensors).
+
+    Args:
+        path: the folder.
+        dtype: of the weights in memory.
+        config: plan and scales to use instead of the checkpoint's own; its weights' shapes must be the same.
 
     Raises:
         CheckpointError: no such folder, damaged or truncated files, weights of another shape, or weights that are
             missing or left over.
     """
-    _require_looped_config(path)
+    require_looped_config(path)
     try:
-        return LoopedLMForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, use_safetensors=True)
+        return LoopedLMForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
+        )
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {reason}") from error
@@ -40,7 +49,12 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise CheckpointError(f"checkpoint {path} holds no tokenizer; expected tokenizer.json beside it") from error
 
 
-def _require_looped_config(path: Path) -> None:
+def require_looped_config(path: Path) -> None:
+    """Refuse a folder that holds no looped language model, before anything slow is done.
+
+    Raises:
+        CheckpointError: no ``config.json``, a damaged one, or one of another model.
+    """
     config_path = path / "config.json"
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))

@@ -20,10 +20,13 @@ class LossResult:
     Attributes:
         loss_nats: mean negative log-likelihood per target token, in nats; not finite when the model diverged.
         num_tokens: targets counted (labels of -100 are not).
+        unigram_entropy_nats: entropy of those targets' own frequencies. No prediction that ignores context can have a
+            lower loss on them, however it was come by.
     """
 
     loss_nats: float
     num_tokens: int
+    unigram_entropy_nats: float
 
 
 @torch.inference_mode()
@@ -51,21 +54,29 @@ def evaluate_loss(
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    rows = _evenly_spaced(len(dataset), max_rows)  # type: ignore[arg-type]
-    total, num_tokens = 0.0, 0
+    rows = evenly_spaced(len(dataset), max_rows)  # type: ignore[arg-type]
+    total = 0.0
+    target_counts = torch.zeros(0, dtype=torch.int64)
     try:
         for start in range(0, len(rows), batch_rows):
             batch = collate([dataset[row] for row in rows[start : start + batch_rows]])
             batch = {name: value.to(device) for name, value in batch.items()}
             output = model(**batch, num_items_in_batch=1, **(arguments or {}))
             total += output.loss.double().item()
-            num_tokens += int(batch["labels"][:, 1:].ne(-100).sum())
+            targets = batch["labels"][:, 1:]
+            counts = torch.bincount(targets[targets != -100].cpu(), minlength=len(target_counts))
+            counts[: len(target_counts)] += target_counts
+            target_counts = counts
     finally:
         model.train(was_training)
-    return LossResult(total / max(num_tokens, 1), num_tokens)
+    num_tokens = int(target_counts.sum())
+    frequencies = target_counts[target_counts > 0].double() / max(num_tokens, 1)
+    entropy = -(frequencies * frequencies.log()).sum().item()
+    return LossResult(total / max(num_tokens, 1), num_tokens, entropy)
 
 
-def _evenly_spaced(num_rows: int, max_rows: int | None) -> Sequence[int]:
+def evenly_spaced(num_rows: int, max_rows: int | None) -> Sequence[int]:
+    """Indices of at most ``max_rows`` of ``num_rows`` rows, spread over all of them; None takes every row."""
     if max_rows is None or max_rows >= num_rows:
         return range(num_rows)
     return [index * num_rows // max_rows for index in range(max_rows)]

@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 EXTRAPOLATION = 10.0
 NEAR_OPTIMUM = 0.01
 FEWEST_FORMS = 3
+_DRAWS_AT_ONCE = 50
 _CHOSEN = ("width", "blocks", "rounds", "tokens", "parameters")
 
 
@@ -96,7 +97,9 @@ def allocate(candidates: Candidates, forms: Sequence[Form], level: float = 0.95,
     losses = predict_all(first, candidates, _estimate(first))[0]
     best = int(np.argmin(losses))
     columns = candidates.columns
-    chosen = np.argmin(predict_all(first, candidates, first.draws.parameters), axis=1)
+    # In parts: a table of every draw and candidate would not fit the memory of a laptop.
+    parts = np.array_split(first.draws.parameters, max(len(first.draws.parameters) // _DRAWS_AT_ONCE, 1))
+    chosen = np.concatenate([np.argmin(predict_all(first, candidates, part), axis=1) for part in parts])
     tails = [(1 - level) / 2, (1 + level) / 2]
     intervals = {}
     for name in _CHOSEN:

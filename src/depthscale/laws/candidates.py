@@ -25,6 +25,7 @@ class ShapeTemplate:
         context_length: T.
         head_dim: width of a head; widths are multiples of it and of 64.
         queries_per_key_value: query heads that share one key-value head.
+        num_key_value_heads: the same number at every width, instead of ``queries_per_key_value``.
         mlp_ratio: inner width over width, rounded to a multiple of 64.
         gated: swiglu (three matrices) or gelu (two).
         embeddings_counted: the law's column ``parameters`` holds embedding and head.
@@ -37,6 +38,15 @@ class ShapeTemplate:
     mlp_ratio: float = 8 / 3
     gated: bool = True
     embeddings_counted: bool = False
+    num_key_value_heads: int | None = None
+
+    def key_value_heads(self, width: int) -> int | None:
+        """Key-value heads at this width; None where it is no whole number of heads and groups."""
+        heads, rest = divmod(width, self.head_dim)
+        groups, odd = divmod(heads, self.queries_per_key_value)
+        if self.num_key_value_heads is not None:
+            groups, odd = self.num_key_value_heads, heads % self.num_key_value_heads
+        return None if rest or odd or heads < 1 else groups
 
     def shape(self, width: int, blocks: int, rounds: int = 1) -> ModelShape:
         """The model of this width with ``blocks`` blocks visited ``rounds`` times.
@@ -44,8 +54,8 @@ class ShapeTemplate:
         Raises:
             ConfigError: the width is not a whole number of heads and key-value groups.
         """
-        heads, rest = divmod(width, self.head_dim)
-        if rest or heads < 1 or heads % self.queries_per_key_value:
+        groups = self.key_value_heads(width)
+        if groups is None:
             raise ConfigError(
                 f"width {width} is no whole number of heads of {self.head_dim}"
                 f" in groups of {self.queries_per_key_value}"
@@ -55,8 +65,8 @@ class ShapeTemplate:
             plan=DepthPlan.looped(blocks, rounds),
             vocab_size=self.vocab_size,
             hidden_size=width,
-            num_attention_heads=heads,
-            num_key_value_heads=heads // self.queries_per_key_value,
+            num_attention_heads=width // self.head_dim,
+            num_key_value_heads=groups,
             head_dim=self.head_dim,
             intermediate_size=inner,
             mlp="swiglu" if self.gated else "gelu",
@@ -157,7 +167,7 @@ def enumerate_candidates(
     """
     rows = []
     for width in widths:
-        if width % template.head_dim or (width // template.head_dim) % template.queries_per_key_value:
+        if template.key_value_heads(width) is None:
             continue
         for count in blocks:
             for turns in rounds:

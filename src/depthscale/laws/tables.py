@@ -73,15 +73,23 @@ def read_table(path: Path, columns: ColumnMap) -> Observations:
     Raises:
         DataError: the file or a column is missing, or a cell is no number; the row is named.
     """
+    return from_table(read_columns(path), columns)
+
+
+def read_columns(path: Path) -> dict[str, list[Any]]:
+    """The columns of a table under its own names, as they are written in it.
+
+    Raises:
+        DataError: the file is missing, empty or no table.
+        MissingExtraError: a Parquet table without pyarrow.
+    """
     if not path.is_file():
         raise DataError(f"no table at {path}; expected a .csv or .parquet file")
     if path.suffix == ".parquet":
-        table = _read_parquet(path)
-    elif path.suffix == ".csv":
-        table = _read_csv(path)
-    else:
-        raise DataError(f"table {path.name} ends in '{path.suffix}'; expected .csv or .parquet")
-    return from_table(table, columns)
+        return _read_parquet(path)
+    if path.suffix == ".csv":
+        return _read_csv(path)
+    raise DataError(f"table {path.name} ends in '{path.suffix}'; expected .csv or .parquet")
 
 
 def from_table(table: Mapping[str, list[Any]], columns: ColumnMap) -> Observations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import Cache
 
 from .init import InitScaledLinear
 
@@ -74,14 +75,23 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
 
-    def forward(self, hidden_state: torch.Tensor, rotary: Rotary, mask: torch.Tensor | None) -> torch.Tensor:
-        """Attend over the tokens.
+    def forward(
+        self,
+        hidden_state: torch.Tensor,
+        rotary: Rotary,
+        mask: torch.Tensor | None,
+        visit: int = 0,
+        cache: Cache | None = None,
+    ) -> torch.Tensor:
+        """Attend over the tokens, and over those before them that the cache holds.
 
         Args:
             hidden_state: ``[batch, tokens, hidden_size]``.
             rotary: what :func:`rotary_tables` gives.
-            mask: bool ``[batch, 1, tokens, tokens]``, True where a query (row) may see a key (column); None is
-                plain causal attention, which needs no mask in memory.
+            mask: bool ``[batch, 1, tokens, cached + tokens]``, True where a query (row) may see a key (column); None
+                is plain causal attention, which needs no mask in memory.
+            visit: the slot of the cache.
+            cache: gets the new keys and values, and gives all of the slot's.
 
         Returns:
             ``[batch, tokens, hidden_size]``.
@@ -95,12 +105,18 @@ class Attention(nn.Module):
             query = self.q_norm(query.to(self.q_norm.weight.dtype))
             key = self.k_norm(key.to(self.k_norm.weight.dtype))
         # Rotation is done in float32 and rounded once, so that long positions stay apart in bfloat16.
+        query = rotate(query.transpose(1, 2), rotary).to(value.dtype)
+        key = rotate(key.transpose(1, 2), rotary).to(value.dtype)
+        value = value.transpose(1, 2)
+        if cache is not None:
+            key, value = cache.update(key, value, visit)
         heads = functional.scaled_dot_product_attention(
-            rotate(query.transpose(1, 2), rotary).to(value.dtype),
-            rotate(key.transpose(1, 2), rotary).to(value.dtype),
-            value.transpose(1, 2),
+            query,
+            key,
+            value,
             attn_mask=mask,
-            is_causal=mask is None,
+            # Without a mask a single token is the last one, which sees everything; the flag would show it one key.
+            is_causal=mask is None and tokens > 1,
             enable_gqa=self.grouped,
         )
         return self.o_proj(heads.transpose(1, 2).reshape(batch, tokens, -1))

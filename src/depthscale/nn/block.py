@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, Rotary
@@ -42,7 +43,12 @@ class Block(GradientCheckpointingLayer):
         self.mlp_residual = build_residual(*residual)
 
     def forward(
-        self, hidden_state: torch.Tensor, rotary: Rotary, mask: torch.Tensor | None, visit: int
+        self,
+        hidden_state: torch.Tensor,
+        rotary: Rotary,
+        mask: torch.Tensor | None,
+        visit: int,
+        cache: Cache | None = None,
     ) -> torch.Tensor:
         """One visit.
 
@@ -51,10 +57,11 @@ class Block(GradientCheckpointingLayer):
             rotary: cosines and sines for the tokens' positions.
             mask: as for :class:`Attention`.
             visit: which visit of the forward pass this is, from 0. Keys and values belong to the visit, not to
-                the block, so this is the slot of a key-value cache; hooks read it to tell visits apart.
+                the block, so this is the slot of the cache; hooks read it to tell visits apart.
+            cache: keys and values of earlier tokens, extended by this visit's.
 
         Returns:
             The raw output of the visit, of the same shape.
         """
-        hidden_state = self.attention_residual(hidden_state, lambda x: self.attention(x, rotary, mask))
+        hidden_state = self.attention_residual(hidden_state, lambda x: self.attention(x, rotary, mask, visit, cache))
         return self.mlp_residual(hidden_state, self.mlp)

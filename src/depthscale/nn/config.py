@@ -35,7 +35,8 @@ class LoopedLMConfig(PreTrainedConfig):
         residual_scales: one dict per segment: ``skip`` (alpha), ``gain`` (beta, on initial weights), ``branch``
             (epsilon), ``lr_multiplier`` (for the trainer; the model ignores it); 1.0 where not given.
         residual_rule: ``{"name": ..., "arguments": ...}``, where the scales came from. Never read by the model.
-        max_position_embeddings: sequence length the model is meant for; rotary positions set no hard limit.
+        max_position_embeddings: sequence length the model is meant for. ``generate`` refuses longer prompts; rotary
+            positions themselves set no limit.
         rope_theta: base of the rotary wavelengths.
         rms_norm_eps: added to the mean square in every norm.
         qk_norm: normalize query and key heads.

@@ -5,28 +5,31 @@
     logits = head(Norm(x_N)), the norm only where ``final_norm`` says so
 
 A block that is visited again is the same module called again: its parameters are paid once, its compute, memory
-and (later) cache per visit, and its gradient is the sum over its visits. Forward knows no residual rule by name;
+and cache per visit, and its gradient is the sum over its visits. Forward knows no residual rule by name;
 the numbers are in the config.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+from transformers import Cache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from .attention import rotary_tables
+from .attention import Rotary, rotary_tables
 from .block import Block
+from .cache import CACHE_FIELD, choose_cache, open_cache
 from .config import LoopedLMConfig
+from .generation import LoopedGenerationMixin
 from .init import initialize_module
 from .loss import next_token_loss
-from .masking import attention_pattern, default_position_ids
+from .masking import attention_pattern, continued_attention_pattern, default_position_ids
 
 
 class LoopedLMPreTrainedModel(PreTrainedModel):
@@ -36,7 +39,9 @@ class LoopedLMPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012 - transformers' own declaration
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
+    blocks_compiled = False
 
     def __init__(self, config: LoopedLMConfig) -> None:
         super().__init__(config)
@@ -83,7 +88,8 @@ class LoopedLMPreTrainedModel(PreTrainedModel):
 
         So the number of rounds may change from step to step without compiling again, compilation takes the time
         of one block, and parameter names (hence checkpoints) stay as they were. Call it after moving the model to
-        its device; the first forward pass compiles.
+        its device; the first forward pass compiles. Passes with a cache stay eager: its slots and growing length
+        would compile again and again.
 
         Args:
             backend: as for ``torch.compile``.
@@ -92,6 +98,8 @@ class LoopedLMPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, Block):
                 module.compile(backend=backend, dynamic=dynamic)
+            elif isinstance(module, LoopedLMPreTrainedModel):
+                module.blocks_compiled = True
 
 
 class LoopedLMModel(LoopedLMPreTrainedModel):
@@ -119,32 +127,74 @@ class LoopedLMModel(LoopedLMPreTrainedModel):
         document_ids: torch.Tensor | None = None,
         rounds: int | None = None,
         output_hidden_states: bool | None = None,
-    ) -> BaseModelOutput:
+        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
+        use_cache: bool | None = None,
+    ) -> BaseModelOutputWithPast:
         """Run every visit. Arguments as for :meth:`LoopedLMForCausalLM.forward`.
 
         Returns:
             ``last_hidden_state`` ``[batch, tokens, width]``: what the head reads, after the final norm if there is
             one. ``hidden_states``, when asked for: 1 + N raw states, the input of the first visit and the output
-            of each, never after the final norm.
+            of each, never after the final norm. The cache, where one is used.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds; got both or neither")
         hidden_state = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         batch, tokens, _ = hidden_state.shape
-        for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
-            if given is not None and given.shape != (batch, tokens):
-                raise ValueError(f"{name} came with shape {tuple(given.shape)}; expected {(batch, tokens)}")
+        if tokens == 0:
+            raise ValueError("the input came without tokens; expected at least one")
+        rounds_of_segments = self._rounds_per_segment(rounds)
+        cache = choose_cache(past_key_values, cache, use_cache)
+        num_past = 0
+        if cache is not None:
+            if document_ids is not None:
+                raise ValueError("document_ids came with a cache, which holds one document; expected one of them")
+            if self.training and self.is_gradient_checkpointing:
+                raise ValueError("a cache came in training with checkpointing, which would fill it twice; leave it out")
+            num_past = open_cache(cache, self._schedule(rounds_of_segments), batch)
+        for name, given, expected in (
+            ("attention_mask", attention_mask, (batch, num_past + tokens)),
+            ("document_ids", document_ids, (batch, tokens)),
+        ):
+            if given is not None and given.shape != expected:
+                raise ValueError(f"{name} came with shape {tuple(given.shape)}; expected {expected}")
+        device = hidden_state.device
         if position_ids is None:
-            position_ids = default_position_ids(attention_mask, tokens, hidden_state.device)
-        mask = attention_pattern(attention_mask, document_ids)
+            position_ids = default_position_ids(attention_mask, tokens, device, num_past)
+        if num_past:
+            mask = continued_attention_pattern(attention_mask, tokens, device, num_past)
+        else:
+            mask = attention_pattern(attention_mask, document_ids)
         rotary = rotary_tables(position_ids, self.config.head_dim, self.config.rope_theta)
 
         if self.embedding_norm is not None:
             hidden_state = self.embedding_norm(hidden_state)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        states = [hidden_state]
+        states = [hidden_state] if wanted else None
+        eager = cache is not None and self.blocks_compiled
+        with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
+            hidden_state = self._make_visits(hidden_state, rounds_of_segments, rotary, mask, cache, states)
+        if self.final_norm is not None:
+            hidden_state = self.final_norm(hidden_state)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden_state,
+            hidden_states=None if states is None else tuple(states),
+            **{CACHE_FIELD: None if use_cache is False else cache},
+        )
+
+    def _make_visits(
+        self,
+        hidden_state: torch.Tensor,
+        rounds_of_segments: list[int],
+        rotary: Rotary,
+        mask: torch.Tensor | None,
+        cache: Cache | None,
+        states: list[torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The output of the last visit; each visit's output is appended to ``states`` where there is a list."""
         visit, first_block = 0, 0
-        for segment, num_rounds in zip(self.config.plan, self._rounds_per_segment(rounds), strict=True):
+        for segment, num_rounds in zip(self.config.plan, rounds_of_segments, strict=True):
             blocks = [self.blocks[first_block + offset] for offset in range(segment["blocks"])]
             first_block += segment["blocks"]
             segment_input = hidden_state
@@ -154,17 +204,23 @@ class LoopedLMModel(LoopedLMPreTrainedModel):
                     if segment["inject"] and round_ > 0:
                         hidden_state = self._inject(hidden_state, segment_input)
                     for block in blocks:
-                        hidden_state = block(hidden_state, rotary, mask, visit)
+                        hidden_state = block(hidden_state, rotary, mask, visit, cache)
                         visit += 1
-                        if wanted:
+                        if states is not None:
                             states.append(hidden_state)
                 if round_ == num_without_gradient - 1:
                     # Older torch reuses weights cast without gradient, which would starve the rounds that have it.
                     torch.clear_autocast_cache()
+        return hidden_state
 
-        if self.final_norm is not None:
-            hidden_state = self.final_norm(hidden_state)
-        return BaseModelOutput(last_hidden_state=hidden_state, hidden_states=tuple(states) if wanted else None)
+    def _schedule(self, rounds_of_segments: list[int]) -> list[int]:
+        """The block of each visit."""
+        schedule: list[int] = []
+        first_block = 0
+        for segment, num_rounds in zip(self.config.plan, rounds_of_segments, strict=True):
+            schedule += [*range(first_block, first_block + segment["blocks"])] * num_rounds
+            first_block += segment["blocks"]
+        return schedule
 
     def _rounds_per_segment(self, rounds: int | None) -> list[int]:
         """The plan's own rounds, or ``rounds`` for every segment that is not fixed."""
@@ -184,7 +240,7 @@ class LoopedLMModel(LoopedLMPreTrainedModel):
         )
 
 
-class LoopedLMForCausalLM(LoopedLMPreTrainedModel):
+class LoopedLMForCausalLM(LoopedLMPreTrainedModel, LoopedGenerationMixin):
     """Token ids to next-token logits and loss.
 
     Example:
@@ -219,27 +275,36 @@ class LoopedLMForCausalLM(LoopedLMPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-    ) -> CausalLMOutput:
+        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
+        use_cache: bool | None = None,
+    ) -> CausalLMOutputWithPast:
         """Predict every next token. Any other keyword argument is a TypeError, so that none is ignored in silence.
 
         Args:
             input_ids: int64 ``[batch, tokens]``.
-            attention_mask: ``[batch, tokens]``, 1 for real tokens and 0 for padding, on either side.
+            attention_mask: ``[batch, tokens]``, 1 for real tokens and 0 for padding, on either side; with a cache
+                ``[batch, cached + tokens]``. One that masked tokens of the cache must come with every later pass.
             position_ids: int64 ``[batch or 1, tokens]``; None counts the real tokens of each row.
             inputs_embeds: ``[batch, tokens, width]`` in place of ``input_ids``, before the embedding norm.
             labels: int64 ``[batch, tokens]``, unshifted, -100 ignored; see :func:`next_token_loss`.
-            document_ids: int ``[batch, tokens]``; a token sees only tokens of its own document.
+            document_ids: int ``[batch, tokens]``; a token sees only tokens of its own document. Not with a cache.
             rounds: rounds of every segment that is not fixed; None is the plan's own.
             output_hidden_states: also return the 1 + N raw states; None is what the config says.
             num_items_in_batch: divisor of the summed loss; None takes the mean.
             logits_to_keep: logits of only the last so many positions, or of these positions; 0 is all.
+            past_key_values: keys and values of earlier tokens, one slot per visit; this pass goes on from them and
+                adds its own. Either name will do: transformers renamed the argument.
+            cache: the same.
+            use_cache: see :func:`choose_cache`; None uses a cache only where one came.
 
         Returns:
-            ``loss`` (float32, nats per token) when labels came, ``logits`` ``[batch, tokens, vocabulary]``, and
-            ``hidden_states`` when asked for.
+            ``loss`` (float32, nats per token) when labels came, ``logits`` ``[batch, tokens, vocabulary]``,
+            ``hidden_states`` when asked for, and the cache under the name that the installed transformers uses.
 
         Raises:
-            ValueError: shapes disagree, ``rounds`` is below 1, or a loss was asked of only some logits.
+            ValueError: shapes disagree, ``rounds`` is below 1, a loss was asked of only some logits, or a cache was
+                filled by other visits.
         """
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("labels came together with logits_to_keep; expected one of them (a loss needs all logits)")
@@ -251,6 +316,9 @@ class LoopedLMForCausalLM(LoopedLMPreTrainedModel):
             document_ids=document_ids,
             rounds=rounds,
             output_hidden_states=output_hidden_states,
+            past_key_values=past_key_values,
+            cache=cache,
+            use_cache=use_cache,
             return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -262,4 +330,9 @@ class LoopedLMForCausalLM(LoopedLMPreTrainedModel):
                     f"labels came with shape {tuple(labels.shape)}; expected {tuple(logits.shape[:2])}, as the input"
                 )
             loss = next_token_loss(logits, labels, num_items_in_batch)
-        return CausalLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            **{CACHE_FIELD: outputs.get(CACHE_FIELD)},
+        )

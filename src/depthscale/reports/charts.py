@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from depthscale.runs.files import atomic_write_text
 
@@ -45,6 +46,9 @@ _CSS_VARIABLES = {
     **{color: f"--series-{index}" for index, color in enumerate(SERIES_COLORS)},
     **{color: f"--outcome-{name}" for name, color in OUTCOME_COLORS.items()},
 }
+
+#: Numbers from here on are written as powers of ten, which need the room of two.
+_LONGEST_PLAIN = 1e5
 
 _SETTINGS = {
     "svg.fonttype": "none",
@@ -148,6 +152,23 @@ def new_axes(width: float = 4.7, height: float = 3.3) -> tuple[Figure, Axes]:
 def plain_log_ticks(axis: Axis, ticks: Sequence[float] | None = None) -> None:
     """Label a logarithmic axis with plain numbers: at ``ticks``, or at 1, 2 and 5 of each decade."""
     axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def few_log_ticks(axis: Axis, low: float, high: float, most: int = 6) -> None:
+    """Label a logarithmic axis from ``low`` to ``high`` with at most that many numbers, at 1, 2 and 5 or at decades."""
+    if high >= _LONGEST_PLAIN or low < 1 / _LONGEST_PLAIN:
+        most = min(most, 3)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for subs in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        ticks = [sub * 10.0**power for power in range(first, last + 1) for sub in subs]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= most:
+            break
+    if len(ticks) < 2:  # a range so narrow that even steps serve it best
+        ticks = [float(tick) for tick in MaxNLocator(most - 1).tick_values(low, high) if low <= tick <= high]
+    axis.set_major_locator(FixedLocator(ticks[:: math.ceil(len(ticks) / most)]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 

@@ -160,10 +160,11 @@ def tuning_charts(data: StudyData) -> list[Chart]:
 
 
 def mean_by_rate(points: Sequence[dict[str, Any]]) -> dict[float, float]:
-    """Mean loss at each rate, ascending; a rate at which a run lost its loss has no mean."""
+    """Mean loss at each rate, ascending; a rate at which a run diverged has no mean, and is never chosen."""
     losses: dict[float, list[float | None]] = {}
     for point in points:
-        losses.setdefault(point["lr"], []).append(point["loss_nats"])
+        diverged = point["outcome"] == "diverged"
+        losses.setdefault(point["lr"], []).append(None if diverged else point["loss_nats"])
     return {
         lr: statistics.fmean(value for value in found if value is not None)
         for lr, found in sorted(losses.items())
@@ -197,9 +198,7 @@ def _visit_chart(key: str, name: str, title: str, series: Sequence[tuple[str, in
     ends = "; ".join(
         f"{arm} from {_number(profile[0])} to {_number(profile[-1])}" for arm, _, profile in series if profile
     )
-    return Chart(
-        name, title, caption, f"Line chart over the visits. {ends}.", svg, ("arm", "visit", key), tuple(rows)
-    )
+    return Chart(name, title, caption, f"Line chart over the visits. {ends}.", svg, ("arm", "visit", key), tuple(rows))
 
 
 def _mean_profile(runs: Sequence[RunData], key: str) -> list[float | None]:

@@ -10,8 +10,7 @@ from depthscale.runs.layout import METRICS_FILE
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result, result_path
 from depthscale.studies.comparison import write_comparison
-from depthscale.studies.comparison_warnings import read_tuning
-from depthscale.studies.study_runs import read_study_document
+from depthscale.studies.study_runs import read_study_document, read_tuning
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ rows) and ``train`` (optimizer, schedule, seeds). Unknown keys are errors.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
@@ -20,7 +21,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 class ConfigPart(BaseModel):
     """Base of every part: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PlanConfig(ConfigPart):
@@ -79,6 +80,8 @@ class ModelConfig(ConfigPart):
             ``swiglu``, which has a third matrix.
         final_norm: norm before the head; default exactly for ``pre``, whose stream is not normalized.
         initializer_range: standard deviation of the initial matrices; default Xavier normal, as DeepNorm.
+        stated_rounds: rounds that the rule is told of; default the largest that ``train.rounds`` can draw, else the
+            plan's own.
     """
 
     hidden_size: PositiveInt
@@ -98,6 +101,7 @@ class ModelConfig(ConfigPart):
     rms_norm_eps: PositiveFloat = 1e-5
     initializer_range: PositiveFloat | None = None
     embedding_initializer_range: PositiveFloat = 0.02
+    stated_rounds: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -162,11 +166,62 @@ class DataConfig(ConfigPart):
     corpus: str = "stdlib"
     tokenizer: str = "bpe:1024"
     text_field: str = "text"
-    context_length: int = Field(default=128, ge=2)
+    context_length: int = Field(default=128, ge=3)
     tuning_fraction: Fraction = 0.05
     report_fraction: Fraction = 0.05
     split_seed: int = 0
     attend_across_documents: bool = False
+
+
+class RandomRounds(ConfigPart):
+    """``[train] rounds``: each optimizer step makes its own number of rounds R; evaluation makes the plan's.
+
+    Attributes:
+        distribution: ``poisson_lognormal``, R = 1 + Poisson(e^t) with t normal, of mean ln(mean - 1) - sigma^2 / 2 and
+            standard deviation ``sigma``, so that R has the mean ``mean`` before it is clipped; or ``uniform``, every
+            whole number from ``minimum`` to ``maximum`` alike.
+        mean: mean of R under ``poisson_lognormal``. The paper's r is mean - 1.
+        sigma: spread of ln of the Poisson rate; default 0.5, as in the paper.
+        minimum, maximum: R is clipped to these; ``maximum`` is 4 * mean if not given.
+
+    Source: Geiping et al., arXiv 2502.05171, section 3.3 (poisson_lognormal).
+    """
+
+    distribution: Literal["poisson_lognormal", "uniform"] = "poisson_lognormal"
+    mean: float | None = Field(default=None, gt=1)
+    sigma: float | None = Field(default=None, ge=0)
+    minimum: PositiveInt = 1
+    maximum: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        if self.distribution == "uniform":
+            given = [name for name in ("mean", "sigma") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"distribution 'uniform' ignores {', '.join(given)}; give minimum and maximum")
+            if self.maximum is None:
+                raise ValueError("distribution 'uniform' came without maximum; expected the largest number of rounds")
+        elif self.mean is None:
+            raise ValueError("distribution 'poisson_lognormal' came without mean; expected the mean number of rounds")
+        elif not self.minimum <= self.mean <= self.resolved_maximum:
+            raise ValueError(
+                f"mean {self.mean:g} is outside minimum {self.minimum} to maximum {self.resolved_maximum}; widen them"
+            )
+        if self.minimum > self.resolved_maximum:
+            raise ValueError(f"minimum {self.minimum} is above maximum {self.resolved_maximum}; lower it")
+        return self
+
+    @property
+    def resolved_sigma(self) -> float:
+        """Spread of ln of the Poisson rate."""
+        return 0.5 if self.sigma is None else self.sigma
+
+    @property
+    def resolved_maximum(self) -> int:
+        """The most rounds a step can make."""
+        if self.maximum is not None:
+            return self.maximum
+        return math.ceil(4 * (self.mean or 1.0))
 
 
 class TrainConfig(ConfigPart):
@@ -179,7 +234,9 @@ class TrainConfig(ConfigPart):
         lr: peak learning rate.
         schedule: ``cosine`` to ``min_lr_ratio``, ``wsd`` (flat, then linear over ``decay_fraction``), ``constant``.
         warmup_steps: linear warm-up from 0.
-        seed: initial weights. data_seed: order of the rows, the same for all arms of a comparison.
+        seed: initial weights. data_seed: order of the rows, and what is drawn for ``rounds``; the same for all arms
+            of a comparison.
+        rounds: draw the rounds of every step instead of making the plan's; see :class:`RandomRounds`.
         eval_every: steps between evaluations on the tuning split; the last step is always evaluated.
         eval_rows: rows of each evaluation split that are used; None means all.
         checkpoint_every: steps between checkpoints; None means only at the end.
@@ -202,6 +259,7 @@ class TrainConfig(ConfigPart):
     max_grad_norm: PositiveFloat = 1.0
     seed: int = Field(default=0, ge=0)
     data_seed: int = Field(default=0, ge=0)
+    rounds: RandomRounds | None = None
     eval_every: PositiveInt | None = None
     eval_rows: PositiveInt | None = None
     checkpoint_every: PositiveInt | None = None
@@ -220,6 +278,18 @@ class TrainConfig(ConfigPart):
         return self
 
 
+class StartConfig(ConfigPart):
+    """``[start]``: continue an earlier checkpoint instead of fresh weights.
+
+    Attributes:
+        checkpoint: its folder.
+        rescale: use this configuration's plan and skip and branch scales instead of the checkpoint's.
+    """
+
+    checkpoint: str
+    rescale: bool = False
+
+
 class RunConfig(ConfigPart):
     """All of one run; ``config.toml`` of a run directory holds it resolved."""
 
@@ -227,8 +297,38 @@ class RunConfig(ConfigPart):
     model: ModelConfig
     data: DataConfig = DataConfig()
     train: TrainConfig
+    start: StartConfig | None = None
+
+    @model_validator(mode="after")
+    def _start_brings_its_tokenizer(self) -> Self:
+        if self.start is not None and self.data.tokenizer != self.start.checkpoint:
+            raise ValueError(
+                f"data.tokenizer '{self.data.tokenizer}' is not that of start.checkpoint; a continued run keeps its"
+                f" checkpoint's: set data.tokenizer to '{self.start.checkpoint}'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_can_change(self) -> Self:
+        if self.plan.kind == "stacked":
+            for name, given in (("train.rounds", self.train.rounds), ("model.stated_rounds", self.model.stated_rounds)):
+                if given is not None:
+                    raise ValueError(f"plan kind 'stacked' visits every block once; leave out {name}")
+        return self
 
     @model_validator(mode="after")
     def _rule_fits(self) -> Self:
-        self.model.scales(self.plan.build())
+        self.model.scales(self.stated_plan())
         return self
+
+    @property
+    def stated_rounds(self) -> int | None:
+        """Rounds that the residual rule is told of; None means the plan's own."""
+        if self.model.stated_rounds is not None or self.train.rounds is None:
+            return self.model.stated_rounds
+        return self.train.rounds.resolved_maximum
+
+    def stated_plan(self) -> DepthPlan:
+        """The plan whose visits the residual rule counts: the plan itself, or that at the stated rounds."""
+        plan = self.plan.build()
+        return plan if self.stated_rounds is None else plan.with_rounds(self.stated_rounds)

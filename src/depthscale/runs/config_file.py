@@ -99,6 +99,8 @@ def _describe(model: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return f"'{key}' is missing; set it in the file or with --set {key}=…"
     message = detail["msg"].removeprefix("Value error, ")
+    if not key:
+        return message
     return f"{key} = {detail['input']!r}: {message}" if _is_plain(detail["input"]) else f"{key}: {message}"
 
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from depthscale.errors import ResultError
+from depthscale.errors import DataError, ResultError
 
 
 def atomic_write_bytes(path: Path, content: bytes) -> None:
@@ -40,6 +40,22 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
 def atomic_write_text(path: Path, content: str) -> None:
     """:func:`atomic_write_bytes` of UTF-8 text."""
     atomic_write_bytes(path, content.encode("utf-8"))
+
+
+def local_path(text: str, what: str) -> Path:
+    """A path a user wrote, with ``~`` expanded and fit to be looked at.
+
+    Raises:
+        DataError: no home to expand, or a name that no file can have.
+    """
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        raise DataError(f"{what} '{shown}' is no usable path: {reason}; give the path of a file or folder") from error
+    return path
 
 
 def _explain(path: Path, error: OSError) -> str:

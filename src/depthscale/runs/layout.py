@@ -8,6 +8,10 @@ METRICS_FILE = "metrics.jsonl"
 CHECKPOINT = "checkpoint"
 #: Optimizer state and weights of an unfinished run; gone when it finishes.
 TRAINING_STATE = "training_state"
+#: TensorBoard's event files, where they are asked for.
+TENSORBOARD = "tensorboard"
+#: Held while a run trains, so that no second process writes into its directory.
+LOCK_FILE = "lock"
 #: What a study's worker printed.
 LOG_FILE = "log.txt"
 #: A study's plan, written before its first run.

@@ -16,7 +16,18 @@ from depthscale.errors import ResultError
 from depthscale.runs.files import atomic_write_text
 
 #: Version written today for each kind. A reader meets older files through CONVERTERS.
-SCHEMA_VERSIONS: Mapping[str, int] = MappingProxyType({"training": 1, "tuning": 1, "comparison": 1})
+SCHEMA_VERSIONS: Mapping[str, int] = MappingProxyType(
+    {
+        "training": 1,
+        "tuning": 1,
+        "comparison": 1,
+        "evaluation": 1,
+        "tasks": 1,
+        "alignment": 1,
+        "fit": 1,
+        "allocation": 1,
+    }
+)
 
 #: (kind, from version) -> function that lifts the plain data by one version.
 CONVERTERS: Mapping[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from depthscale.errors import ConfigError
-from depthscale.runs.config import ConfigPart, RunConfig
+from depthscale.runs.config import ConfigPart, DataConfig, RunConfig
 from depthscale.runs.config_file import merge, validate
+
+Seed = Annotated[int, Field(ge=0)]
 
 
 class ArmConfig(ConfigPart):
@@ -21,12 +24,13 @@ class ArmConfig(ConfigPart):
 
 
 class CellRate(ConfigPart):
-    """The learning rate of one cell (arm at a number of rounds) and where it was chosen."""
+    """The learning rate of one cell (arm at a number of rounds), where it was chosen, and whether at a grid's edge."""
 
     arm: str
     rounds: PositiveInt
     lr: PositiveFloat
     source: str
+    at_edge: bool = False
 
 
 class TuningConfig(ConfigPart):
@@ -38,7 +42,7 @@ class TuningConfig(ConfigPart):
         max_extensions: how often a grid may be extended before the edge is reported instead.
     """
 
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
     grid: tuple[PositiveFloat, ...] = Field(min_length=2)
     max_extensions: int = Field(default=3, ge=0)
 
@@ -54,22 +58,27 @@ class StudyConfig(ConfigPart):
         rates: chosen learning rate per cell; a cell that is absent keeps the base run's ``train.lr``.
         equivalence_margin: nats within which two arms count as equal.
         confidence: level of every interval.
+        tasks: downstream tasks that every finished run is asked, such as ``local``; none unless given.
     """
 
     name: str
     arms: tuple[ArmConfig, ...] = Field(min_length=1)
     baseline: str
     rounds: tuple[PositiveInt, ...] = Field(min_length=1)
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
     rates: tuple[CellRate, ...] = ()
     tuning: TuningConfig | None = None
     equivalence_margin: PositiveFloat = 0.02
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    tasks: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [arm.name for arm in self.arms]
-        for label, values in (("arms", names), ("rounds", self.rounds), ("seeds", self.seeds)):
+        distinct: dict[str, Sequence[object]] = {"arms": names, "rounds": self.rounds, "seeds": self.seeds}
+        if self.tuning:
+            distinct |= {"tuning.grid": self.tuning.grid, "tuning.seeds": self.tuning.seeds}
+        for label, values in distinct.items():
             if len(set(values)) != len(values):
                 raise ValueError(f"{label} {list(values)} repeat; name each once")
         if self.baseline not in names:
@@ -77,6 +86,8 @@ class StudyConfig(ConfigPart):
         for rate in self.rates:
             if rate.arm not in names:
                 raise ValueError(f"a rate is given for arm '{rate.arm}', which is not among {names}")
+            if rate.rounds not in self.rounds:
+                raise ValueError(f"a rate is given for {rate.rounds} rounds, which are not among {list(self.rounds)}")
         if self.tuning and set(self.tuning.seeds) & set(self.seeds):
             raise ValueError(f"tuning seeds {list(self.tuning.seeds)} overlap the study's {list(self.seeds)}")
         return self
@@ -104,6 +115,10 @@ class StudyFile(ConfigPart):
                 except ConfigError as error:
                     raise ValueError(str(error)) from error
         return self
+
+    def data_config(self) -> DataConfig:
+        """The data of every run: arms change the model and its training, not the text."""
+        return validate(DataConfig, self.data, "data")
 
     def cell_rate(self, arm: str, rounds: int) -> CellRate | None:
         """The chosen learning rate of a cell, if one is given."""

@@ -2,8 +2,8 @@
 
 Two questions are asked of the same runs. ``looping``: each arm at every R > 1 against itself at R = 1, on equal
 tokens and therefore *not* at equal FLOPs, whose ratio is always said. ``rule``: each other arm against the
-baseline at the same R. At R = 1 a rule should make no difference: that control is an equivalence test with the
-study's margin.
+baseline at the same R. The control asks whether the arms start out equal before anything loops: an equivalence test
+at R = 1 with the study's margin. (They need not: an arm may change the norm's place as well as the scales.)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from depthscale.studies.paired import (
     smallest_detectable_difference,
 )
 from depthscale.studies.study_runs import REPORT_SPLIT, Study, StudyCell, read_study
+from depthscale.studies.task_comparison import compare_tasks
 
 
 def write_comparison(study_directory: Path) -> dict[str, Any]:
@@ -39,18 +40,20 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
     """Read ``study.json`` and every run that has a result, and compare them pair by pair.
 
     Runs that are planned but have no result are counted as missing. Stuck and diverged runs count in every
-    difference; a diverged run without a finite loss counts at the larger of its last finite evaluation and ln V.
+    difference; a diverged run counts at the larger of its last finite loss and ln V.
 
     Returns:
-        Plain data: ``cells``, ``pairs``, ``controls``, ``verdict`` (sentences), ``warnings`` (sentences). Losses
-        and differences in nats per token of the report split; a difference is a - b, negative where a is better.
+        Plain data: ``cells``, ``pairs``, ``controls``, ``tasks`` (None without any), ``verdict`` (sentences),
+        ``warnings`` (sentences). Losses and differences in nats per token of the report split; a difference is a - b,
+        negative where a is better.
 
     Raises:
         ResultError: no run has a result, a file is damaged, or the runs read different text or tokenizers.
     """
     study = read_study(study_directory)
     options = study.file.study
-    pairs = [_pair(study, *question) for question in _questions(study)]
+    questions = list(_questions(study))
+    pairs = [_pair(study, *question) for question in questions]
     controls = [
         _control(study, cell, baseline)
         for cell in study.cells
@@ -67,6 +70,7 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
         "cells": [cell_summary(study, cell) for cell in study.cells],
         "pairs": pairs,
         "controls": controls,
+        "tasks": compare_tasks(study, questions),
         "verdict": _verdict(study, pairs, controls),
         "warnings": comparison_warnings(study, pairs),
     }
@@ -126,6 +130,7 @@ def _pair(study: Study, question: str, a: StudyCell, b: StudyCell) -> dict[str, 
         "smallest_detectable": detectable,
         "verdict": verdict,
         "basis": basis,
+        "untrained": words.untrained_count(outcomes(study, [a, b])),
         "words": words.pair_words(
             subject, basis, verdict, interval, detectable, reason, words.untrained_words(outcomes(study, [a, b]))
         ),
@@ -157,6 +162,7 @@ def _control(study: Study, cell: StudyCell, baseline: StudyCell) -> dict[str, An
         "interval": dataclasses.asdict(test.interval) if test.interval else None,
         "p_value": test.p_value,
         "verdict": test.verdict,
+        "untrained": words.untrained_count(outcomes(study, [cell, baseline])),
         "words": words.control_words(subject, test, len(differences)),
     }
 

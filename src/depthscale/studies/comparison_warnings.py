@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from depthscale.runs.results import read_result, result_path
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
 from depthscale.studies.study_runs import Study, run_name
 from depthscale.studies.words import count
@@ -16,25 +14,14 @@ def comparison_warnings(study: Study, pairs: Sequence[dict[str, Any]]) -> list[s
     """Sentences, most serious first; empty when there is nothing to warn of."""
     return [
         *_missing_runs(study),
+        *_untrained_runs(study),
         *_unequal_tokens(study),
         *_few_pairs(pairs),
         *_edge_rates(study),
         *_other_rates(study),
-        *_imputed_losses(study),
         *_mixed_versions(study),
         *_unplanned_runs(study),
     ]
-
-
-def read_tuning(study_directory: Path) -> dict[str, Any] | None:
-    """``results/tuning.json``, or None where the rates were not tuned in this study.
-
-    Raises:
-        ResultError: the file is damaged.
-    """
-    if not result_path(study_directory, "tuning").exists():
-        return None
-    return read_result(study_directory, "tuning")
 
 
 def _missing_runs(study: Study) -> Iterable[str]:
@@ -67,8 +54,7 @@ def _few_pairs(pairs: Sequence[dict[str, Any]]) -> Iterable[str]:
 
 
 def _edge_rates(study: Study) -> Iterable[str]:
-    tuning = read_tuning(study.directory)
-    at_edge = [f"{c['arm']} at R = {c['rounds']}" for c in tuning["cells"] if c["at_edge"]] if tuning else []
+    at_edge = [f"{rate.arm} at R = {rate.rounds}" for rate in study.file.study.rates if rate.at_edge]
     if at_edge:
         yield f"The best learning rate lies at the edge of its grid, so a better one may exist: {', '.join(at_edge)}."
 
@@ -81,13 +67,18 @@ def _other_rates(study: Study) -> Iterable[str]:
             yield f"{cell.arm} at R = {cell.rounds} ran at rate {rates}; the study planned {cell.lr:g}."
 
 
-def _imputed_losses(study: Study) -> Iterable[str]:
-    lost = [run.directory.removeprefix("runs/") for run in study.runs() if run.imputed]
-    if lost:
-        yield (
-            "Diverged runs without a finite final loss count at the larger of the last finite evaluation and the"
-            f" uniform loss ln V: {', '.join(lost)}."
-        )
+def _untrained_runs(study: Study) -> Iterable[str]:
+    for outcome, meaning in (
+        ("stuck", "never fell below the unigram floor and count at their loss"),
+        ("diverged", "count at the larger of their last finite loss and the uniform loss ln V"),
+    ):
+        named = [
+            f"{found} of {len(cell.runs)} of {cell.arm} at R = {cell.rounds}"
+            for cell in study.cells
+            if (found := sum(run.outcome == outcome for run in cell.runs.values()))
+        ]
+        if named:
+            yield f"Runs that {outcome if outcome == 'diverged' else 'got stuck'} {meaning}: {'; '.join(named)}."
 
 
 def _mixed_versions(study: Study) -> Iterable[str]:

@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from depthscale.runs.results import result_path
 
 #: Imported once by the server that workers are forked from; a name that is not installed is passed over.
 PRELOADED = ["torch", "transformers.trainer", "depthscale.training.run"]
+#: How every error of the command line begins.
+ERROR_PREFIX = "depthscale: "
 #: Seconds a worker has to write its checkpoint after it was asked to end.
 GRACE_SECONDS = 60.0
 
@@ -41,21 +44,36 @@ class Job:
         arguments: words of the command line, after ``depthscale``.
         directory: run directory, where the result will lie.
         result: kind of the result that says the job is done.
-        steps: how much work it is, for the progress display.
+        steps: how many steps it makes.
+        cost_per_step: how much work a step is beside those of other jobs, for order and progress.
     """
 
     arguments: tuple[str, ...]
     directory: Path
     result: str
     steps: int
+    cost_per_step: int = 1
 
     @property
     def done(self) -> bool:
         """Whether the result is there."""
         return result_path(self.directory, self.result).exists()
 
+    @property
+    def cost(self) -> int:
+        """All of its work."""
+        return self.steps * self.cost_per_step
 
-def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) -> list[Job]:
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that ended without its result, and why in one line."""
+
+    job: Job
+    reason: str
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) -> list[Failure]:
     """Run every job that is not done, ``workers`` at a time, longest first; return those that failed.
 
     A job that fails leaves its log in its directory and the others go on.
@@ -63,56 +81,69 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
     Raises:
         RunInterruptedError: SIGINT or SIGTERM came; workers were asked to write a checkpoint and end.
     """
-    waiting = sorted((job for job in jobs if not job.done), key=lambda job: -job.steps)
-    failed: list[Job] = []
+    waiting = sorted((job for job in jobs if not job.done), key=lambda job: -job.cost)
+    failures: list[Failure] = []
     running: list[tuple[Job, ForkServerProcess]] = []
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     # One thread each: two OpenMP teams on the same cores run several times slower. The server hands this down.
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     with graceful_interruption() as interruption, _Display(jobs, console, title) as display:
-        while waiting or running:
-            while waiting and len(running) < workers and not interruption.requested:
-                job = waiting.pop(0)
-                job.directory.mkdir(parents=True, exist_ok=True)
-                process = context.Process(target=_run_verb, args=(job.arguments, job.directory / LOG_FILE))
-                process.start()
-                running.append((job, process))
-            if interruption.signal_number is not None:
-                _end(process for _, process in running)
-                raise RunInterruptedError(
-                    f"{title} interrupted; finished runs are kept: give the same command again to go on",
-                    interruption.signal_number,
-                )
-            time.sleep(0.2)
-            for job, process in list(running):
-                if not process.is_alive():
-                    process.join()
-                    running.remove((job, process))
-                    if not job.done:
-                        failed.append(job)
-                    display.ended(job)
-            display.update([job for job, _ in running])
-    return failed
+        try:
+            while waiting or running:
+                if interruption.signal_number is not None:
+                    raise RunInterruptedError(
+                        f"{title} interrupted; finished runs are kept: give the same command again to go on",
+                        interruption.signal_number,
+                    )
+                while waiting and len(running) < workers:
+                    job = waiting.pop(0)
+                    job.directory.mkdir(parents=True, exist_ok=True)
+                    process = context.Process(target=_run_verb, args=(job.arguments, job.directory / LOG_FILE))
+                    process.start()
+                    running.append((job, process))
+                time.sleep(0.2)
+                for job, process in list(running):
+                    if not process.is_alive():
+                        process.join()
+                        running.remove((job, process))
+                        failure = None if job.done else Failure(job, _reason(job, process.exitcode))
+                        failures += [failure] if failure else []
+                        display.ended(job, failure)
+                display.update([job for job, _ in running])
+        finally:
+            _end([process for _, process in running])
+    return failures
 
 
-def last_line_of_log(job: Job) -> str:
-    """Why a job failed, in the words of its last line."""
+def _reason(job: Job, exit_code: int | None) -> str:
+    """Why a job has no result: the signal that killed it, or the error it printed last."""
+    if exit_code is not None and exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
     path = job.directory / LOG_FILE
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1] if lines else f"no log at {path}"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    said = [line for line in lines if line.startswith(ERROR_PREFIX)]
+    return said[-1].removeprefix(ERROR_PREFIX) if said else f"exit code {exit_code}; see {path}"
 
 
 def _run_verb(arguments: tuple[str, ...], log: Path) -> None:
     """In the worker: the command line, with its output in the job's log."""
     # A process group of its own: Ctrl-C at the terminal reaches the study, which then asks its workers to end.
     os.setpgid(0, 0)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     sys.argv = ["depthscale", *arguments]
     runpy.run_module("depthscale", run_name="__main__")
+
+
+def _end_with_parent(parent: int) -> None:
+    """A study that is killed takes its workers along; each writes its checkpoint first."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end(processes: Iterable[ForkServerProcess]) -> None:
@@ -135,7 +166,7 @@ class _Display:
         self.jobs = list(jobs)
         self.console = console
         self.title = title
-        self.done_steps = sum(job.steps for job in jobs if job.done)
+        self.done = sum(job.cost for job in jobs if job.done)
         self.num_ended = sum(job.done for job in jobs)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -146,7 +177,7 @@ class _Display:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task(title, total=sum(job.steps for job in jobs), runs="")
+        self.task = self.progress.add_task(title, total=sum(job.cost for job in jobs), runs="")
 
     def __enter__(self) -> _Display:
         self.progress.start()
@@ -160,18 +191,17 @@ class _Display:
         """Count the steps of running jobs as they are written."""
         if not self.console.is_terminal:
             return
-        steps = sum(_steps_written(job) for job in running)
-        self.progress.update(
-            self.task, completed=self.done_steps + steps, runs=f"{self.num_ended}/{len(self.jobs)} runs"
-        )
+        begun = sum(_steps_written(job) * job.cost_per_step for job in running)
+        self.progress.update(self.task, completed=self.done + begun, runs=f"{self.num_ended}/{len(self.jobs)} runs")
 
-    def ended(self, job: Job) -> None:
-        """Count a job that ended, and say so where there is no bar."""
-        self.done_steps += job.steps
+    def ended(self, job: Job, failure: Failure | None) -> None:
+        """Count a job that ended; say so where there is no bar, and in any case if it failed."""
+        self.done += job.cost
         self.num_ended += 1
-        if not self.console.is_terminal:
-            state = "done" if job.done else f"failed: {last_line_of_log(job)}"
-            self.console.print(f"{self.title}: {self.num_ended}/{len(self.jobs)} {job.directory.name} {state}")
+        if failure or not self.console.is_terminal:
+            state = f"failed: {failure.reason}" if failure else "done"
+            line = f"{self.title}: {self.num_ended}/{len(self.jobs)} {job.directory.name} {state}"
+            self.console.print(line, markup=False, soft_wrap=True)
 
 
 def _steps_written(job: Job) -> int:

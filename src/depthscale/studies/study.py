@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.resources
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from depthscale.runs.config_file import read_toml, validate, with_overrides, wri
 from depthscale.runs.files import atomic_write_text
 from depthscale.runs.layout import CONFIG_FILE, STUDY_FILE
 from depthscale.runs.study_config import CellRate, StudyFile
-from depthscale.studies.engine import Job, last_line_of_log, run_jobs
+from depthscale.studies.engine import Failure, Job, run_jobs
 from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, read_study_document, run_name
 
 STOPPING_RULE = (
@@ -70,7 +71,7 @@ def write_study(directory: Path, file: StudyFile) -> dict[str, Any]:
     return document
 
 
-def run_study(directory: Path, file: StudyFile, workers: int, console: Console) -> list[Job]:
+def run_study(directory: Path, file: StudyFile, workers: int, console: Console) -> list[Failure]:
     """Make every run of the study that is not made yet; return the jobs that failed."""
     write_study(directory, file)
     jobs = [
@@ -81,17 +82,32 @@ def run_study(directory: Path, file: StudyFile, workers: int, console: Console) 
         for arm in file.study.arms
     ]
     failed = run_jobs(jobs, workers, console, file.study.name)
-    for job in failed:
-        console.print(f"{job.directory.name} failed: {last_line_of_log(job)}")
+    if file.study.tasks:
+        trained = [job.directory for job in jobs if job.done]
+        asked = [task_job(run_directory, file.study.tasks) for run_directory in trained]
+        failed += run_jobs(asked, workers, console, f"{file.study.name}: tasks")
     return failed
 
 
 def training_job(directory: Path, config: RunConfig) -> Job:
-    """The job ``train`` of one run, with its configuration written into its directory."""
-    if not (directory / CONFIG_FILE).exists():
-        write_toml(directory / CONFIG_FILE, config)
+    """The job ``train`` of one run, with its configuration written into its directory.
+
+    Raises:
+        ResultError: the directory holds a run of another configuration.
+    """
+    path = directory / CONFIG_FILE
+    if not path.exists():
+        write_toml(path, config)
+    elif validate(RunConfig, read_toml(path), str(path)) != config:
+        raise ResultError(f"{directory} holds a run of other settings; choose another --out, or delete that folder")
     arguments = ("train", "--resume", "--run-dir", str(directory))
-    return Job(arguments, directory, result="training", steps=config.train.steps * config.plan.build().unrolled_depth)
+    cost = config.plan.build().unrolled_depth
+    return Job(arguments, directory, result="training", steps=config.train.steps, cost_per_step=cost)
+
+
+def task_job(run_directory: Path, tasks: Sequence[str]) -> Job:
+    """The job that asks a finished run its downstream tasks."""
+    return Job(("evaluate", str(run_directory), "--tasks", ",".join(tasks)), run_directory, result="tasks", steps=1)
 
 
 def _cell(file: StudyFile, arm: str, rounds: int) -> dict[str, Any]:

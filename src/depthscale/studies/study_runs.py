@@ -7,7 +7,6 @@ to another seed); everything else that a reader should know becomes a warning.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +34,8 @@ class StudyRun:
     Attributes:
         seed: of initial weights and data order; runs of two arms with one seed are a pair.
         loss_nats: loss on the report split; finite, see ``imputed``.
-        imputed: the run diverged without a finite final loss, and ``loss_nats`` is the larger of its last finite
-            evaluation and the uniform loss ln V.
+        imputed: the run diverged, and ``loss_nats`` is the larger of its last finite loss and the uniform loss ln V:
+            weights that happen to be left from before it broke are no achievement.
         bits_per_byte: of the same loss, None where it is not known.
         training: the run's training result as read.
         directory: relative to the study.
@@ -171,21 +170,33 @@ def _read_run(study_directory: Path, name: str, seed: int) -> StudyRun | None:
         )
     final = training["final"][REPORT_SPLIT]
     loss = final["loss_nats"]
-    imputed = loss is None or not math.isfinite(loss)
+    imputed = training["outcome"] == "diverged" or loss is None
     if imputed:
-        loss = _loss_of_lost_run(directory, training["uniform_loss_nats"])
+        loss = _loss_of_lost_run(directory, loss, training["uniform_loss_nats"])
     return StudyRun(
         seed, loss, imputed, None if imputed else final["bits_per_byte"], training, f"runs/{directory.name}"
     )
 
 
-def _loss_of_lost_run(directory: Path, uniform_loss_nats: float) -> float:
-    """What a run without a finite final loss counts as: never better than a model that knows nothing."""
-    last = None
-    for record in read_metrics(directory / METRICS_FILE):
-        if record.get("kind") == "evaluation" and record.get("loss_nats") is not None:
-            last = record["loss_nats"]
+def _loss_of_lost_run(directory: Path, final_loss: float | None, uniform_loss_nats: float) -> float:
+    """What a diverged run counts as: never better than a model that knows nothing."""
+    last = final_loss
+    if last is None:
+        for record in read_metrics(directory / METRICS_FILE):
+            if record.get("kind") == "evaluation" and record.get("loss_nats") is not None:
+                last = record["loss_nats"]
     return uniform_loss_nats if last is None else max(last, uniform_loss_nats)
+
+
+def read_tuning(study_directory: Path) -> dict[str, Any] | None:
+    """``results/tuning.json``, or None where the rates were not tuned in this study.
+
+    Raises:
+        ResultError: the file is damaged.
+    """
+    if not result_path(study_directory, "tuning").exists():
+        return None
+    return read_result(study_directory, "tuning")
 
 
 def _require_one(study: Study, key: str, what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from depthscale.errors import ConfigError
+from depthscale.errors import ConfigError, ResultError
 from depthscale.runs.results import read_result, write_result
 from depthscale.runs.study_config import CellRate, StudyFile, TuningConfig
 from depthscale.studies.engine import run_jobs
@@ -25,6 +25,7 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
         The chosen rate of every cell.
 
     Raises:
+        ResultError: a tuning run failed.
         ConfigError: the study file has no ``[study.tuning]``.
     """
     tuning = file.study.tuning
@@ -39,7 +40,13 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
             for lr in grid
             for seed in tuning.seeds
         ]
-        run_jobs(jobs, workers, console, f"{file.study.name}: tuning")
+        failed = run_jobs(jobs, workers, console, f"{file.study.name}: tuning")
+        if failed:
+            first = failed[0]
+            raise ResultError(
+                f"{len(failed)} tuning runs failed, {first.job.directory.name} with: {first.reason};"
+                " mend it and give the same command again, finished runs are kept"
+            )
         results = [_cell_result(directory, tuning, *cell, grid) for cell, grid in grids.items()]
         write_result(directory, "tuning", {"name": file.study.name, "seeds": list(tuning.seeds), "cells": results})
         at_edge = [(cell, r) for cell, r in zip(cells, results, strict=True) if r["at_edge"]]
@@ -48,7 +55,13 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
         for cell, result in at_edge:
             grids[cell] = extended(grids[cell], result["best_lr"])
     return [
-        CellRate(arm=r["arm"], rounds=r["rounds"], lr=r["best_lr"], source=f"tuning on seeds {list(tuning.seeds)}")
+        CellRate(
+            arm=r["arm"],
+            rounds=r["rounds"],
+            lr=r["best_lr"],
+            source=f"tuning on seeds {list(tuning.seeds)}",
+            at_edge=r["at_edge"],
+        )
         for r in results
     ]
 

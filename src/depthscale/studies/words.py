@@ -97,6 +97,18 @@ def pair_words(
     return f"{words} {outcomes}".rstrip()
 
 
+def untrained_count(outcomes: Mapping[str, int]) -> str:
+    """How many of the runs behind a difference did not train, in few words; empty when all did.
+
+    Example:
+        >>> untrained_count({"finished": 7, "stuck": 2, "diverged": 1})
+        '3 of 10 runs did not train'
+    """
+    untrained = outcomes.get("stuck", 0) + outcomes.get("diverged", 0)
+    total = untrained + outcomes.get("finished", 0)
+    return f"{untrained} of {count(total, 'run')} did not train" if untrained else ""
+
+
 def untrained_words(outcomes: Mapping[str, int]) -> str:
     """Say which of the runs behind a difference did not train; empty when all did."""
     named = [f"{outcomes[name]} {name}" for name in ("stuck", "diverged") if outcomes.get(name)]
@@ -146,4 +158,5 @@ def _named(item: Mapping[str, Any], arm_of: str) -> str:
     found = PairedInterval(**interval)
     decimals = decimals_for(found)
     ends = " to ".join(nats(value, decimals, signed=True) for value in (found.low, found.high))
-    return f"{arm} ({nats(found.mean, decimals, signed=True)} nats, {ends})"
+    untrained = f"; {item['untrained']}" if item["untrained"] else ""
+    return f"{arm} ({nats(found.mean, decimals, signed=True)} nats, {ends}{untrained})"

@@ -6,8 +6,6 @@ size and SHA-256 of every file. A folder that does not match its manifest counts
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import uuid
@@ -17,10 +15,9 @@ from pathlib import Path
 from filelock import FileLock
 
 from depthscale.errors import DataError
+from depthscale.runs.manifest import is_intact, write_manifest
 
 CACHE_VARIABLE = "DEPTHSCALE_CACHE"
-
-_MANIFEST = "manifest.json"
 
 
 def default_cache_dir() -> Path:
@@ -50,7 +47,7 @@ def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None]) -> P
             temporary = cache_dir / f".{uuid.uuid4().hex}"
             temporary.mkdir()
             build(temporary)
-            _write_manifest(temporary)
+            write_manifest(temporary)
             _install(temporary, folder)
     except OSError as error:
         raise DataError(
@@ -61,18 +58,6 @@ def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None]) -> P
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def is_intact(folder: Path) -> bool:
-    """Whether every file of the folder's manifest is there with its size and SHA-256."""
-    try:
-        files = json.loads((folder / _MANIFEST).read_text())["files"]
-        return all(
-            (folder / name).stat().st_size == entry["size"] and _file_sha256(folder / name) == entry["sha256"]
-            for name, entry in files.items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def _install(temporary: Path, folder: Path) -> None:
@@ -93,27 +78,3 @@ def _install(temporary: Path, folder: Path) -> None:
     except OSError:
         if not is_intact(folder):
             raise
-
-
-def _write_manifest(folder: Path) -> None:
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {
-                "size": path.stat().st_size,
-                "sha256": _file_sha256(path),
-            }
-            _sync(path)
-    manifest = folder / _MANIFEST
-    manifest.write_text(json.dumps({"files": files}, indent=1))
-    _sync(manifest)
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from depthscale.errors import DataError
+from depthscale.runs.files import local_path
 
 STDLIB = "stdlib"
 TEXT_SUFFIXES = (".txt", ".md", ".py")
@@ -161,7 +162,7 @@ def _name_below(root: Path, file: Path) -> str:
 
 
 def _local_files(corpus: str) -> tuple[Path, list[Path]]:
-    path = Path(corpus).expanduser()
+    path = local_path(corpus, "corpus")
     if path.is_file():
         return path.parent, [path]
     if not path.is_dir():
@@ -216,7 +217,7 @@ def _read_jsonl(file: Path, name: str, text_field: str) -> Iterator[Document]:
         place = f"{file} line {number}"
         try:
             record = json.loads(_decode(line, place))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{place} is not JSON ({error}); expected one JSON object a line") from error
         if not isinstance(record, dict):
             raise DataError(f"{place} holds a {type(record).__name__}; expected a JSON object")

@@ -18,7 +18,7 @@ from depthscale.training.parameter_groups import ROLES, named_parameters_once, r
 
 @torch.inference_mode()
 def measure_visits(model: LoopedLMForCausalLM, batch: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Size and direction of the stream at every visit, averaged over the tokens of ``batch``.
+    """Size and direction of the stream at every visit, averaged over the real tokens of ``batch``.
 
     Returns:
         ``state_rms`` (1 + N): root mean square of the embedding output and of each visit's raw output;
@@ -30,16 +30,17 @@ def measure_visits(model: LoopedLMForCausalLM, batch: Mapping[str, Tensor]) -> d
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     states = model(**inputs, output_hidden_states=True, logits_to_keep=1).hidden_states
     model.train(was_training)
-    updates = [after - before for before, after in itertools.pairwise(states)]
+    mask = batch.get("attention_mask")
+    real = torch.ones_like(batch["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
+    tokens = [state[real] for state in states]
+    updates = [after - before for before, after in itertools.pairwise(tokens)]
+    sizes = [root_mean_square(state) for state in tokens]
     return {
-        "state_rms": [root_mean_square(state).mean().item() for state in states],
+        "state_rms": [size.mean().item() for size in sizes],
         "relative_update": [
-            (root_mean_square(update) / root_mean_square(state)).mean().item()
-            for update, state in zip(updates, states[:-1], strict=True)
+            (root_mean_square(update) / size).mean().item() for update, size in zip(updates, sizes[:-1], strict=True)
         ],
-        "update_cosine": [
-            cosine(first, second).nanmean().item() for first, second in itertools.pairwise(updates)
-        ],
+        "update_cosine": [cosine(first, second).nanmean().item() for first, second in itertools.pairwise(updates)],
     }
 
 

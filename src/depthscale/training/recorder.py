@@ -68,7 +68,8 @@ class RunRecorder(TrainerCallback):
         elif self.interruption.requested:
             control.should_training_stop, control.should_save = True, True
         elif state.global_step >= self.config.steps:
-            control.should_evaluate = True
+            # Saved as well, so that nothing that goes wrong after the last step can cost the training.
+            control.should_evaluate, control.should_save = True, True
         return control
 
     def on_log(

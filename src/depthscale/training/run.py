@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-import math
-import resource
 import shutil
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from rich.console import Console
-from transformers.utils.logging import disable_progress_bar
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from depthscale.budget import count_parameters, flops_per_token
 from depthscale.errors import CheckpointError, ConfigError, ResultError, RunInterruptedError
-from depthscale.evaluation.checkpoint import load_model
+from depthscale.evaluation.checkpoint import require_looped_config
 from depthscale.nn import LoopedLMForCausalLM
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate, write_toml
-from depthscale.runs.interruption import graceful_interruption
-from depthscale.runs.layout import CHECKPOINT, CONFIG_FILE, METRICS_FILE, TRAINING_STATE
-from depthscale.runs.metrics import append_metric, read_metrics
+from depthscale.runs.interruption import Interruption, graceful_interruption
+from depthscale.runs.layout import (
+    CHECKPOINT,
+    CONFIG_FILE,
+    LOCK_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    TENSORBOARD,
+    TRAINING_STATE,
+)
+from depthscale.runs.manifest import is_intact, sync_files
+from depthscale.runs.metrics import append_metric
 from depthscale.runs.results import read_result, result_path, write_result
-from depthscale.training.model import build_model, model_shape, require_same_shape
-from depthscale.training.outcome import judge
+from depthscale.training.model import build_model, model_config
 from depthscale.training.prepare import PreparedData, prepare_data
 from depthscale.training.progress import ProgressBar
 from depthscale.training.recorder import RunRecorder
+from depthscale.training.result import training_result
+from depthscale.training.start import continue_from
+from depthscale.training.tensorboard import tensorboard_callback
 from depthscale.training.trainer import LoopedTrainer, checkpoints
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a run's weights come from.
-
-    Attributes:
-        checkpoint: a folder to continue from; None means fresh weights.
-        rescale: use the configuration's skip and branch scales instead of the checkpoint's.
-    """
-
-    checkpoint: Path | None = None
-    rescale: bool = False
-
-
 def train_run(
-    config: RunConfig,
-    directory: Path,
-    *,
-    resume: bool = False,
-    start: Start | None = None,
-    console: Console | None = None,
+    config: RunConfig, directory: Path, *, resume: bool = False, console: Console | None = None
 ) -> dict[str, Any]:
     """Train one run and return its ``training`` result, also written into ``directory``.
 
@@ -59,7 +50,6 @@ def train_run(
         config: the resolved configuration.
         directory: the run directory; must be empty or new unless ``resume``.
         resume: go on from the directory's newest whole checkpoint, or return its result if it is finished.
-        start: continue an earlier checkpoint's weights as a new run.
         console: where to show progress and notices; none if None.
 
     Raises:
@@ -67,63 +57,73 @@ def train_run(
         RunInterruptedError: SIGINT or SIGTERM came; a checkpoint was written first.
     """
     console = console or Console(quiet=True)
-    start = start or Start()
+    _refuse_another_run(directory, config, resume)
     if resume and result_path(directory, "training").exists():
         return read_result(directory, "training")
-    _refuse_another_run(directory, config, resume)
+    if config.start is not None:
+        require_looped_config(Path(config.start.checkpoint))
     if config.train.num_threads:
         torch.set_num_threads(config.train.num_threads)
+    # Faults are said in our own words, progress in our own bar.
     disable_progress_bar()
+    set_verbosity_error()
 
-    data = prepare_data(
-        corpus=config.data.corpus,
-        tokenizer=config.data.tokenizer if start.checkpoint is None else str(start.checkpoint),
-        context_length=config.data.context_length,
-        tuning_fraction=config.data.tuning_fraction,
-        report_fraction=config.data.report_fraction,
-        split_seed=config.data.split_seed,
-        attend_across_documents=config.data.attend_across_documents,
-        text_field=config.data.text_field,
-    )
-    model = _model(config, data, start, console)
+    data = prepare_data(**config.data.model_dump())
+    model = _model(config, data, console)
     if config.train.compile_blocks:
         model.compile_blocks()
-
-    # Only now, when nothing can be wrong with the input any more, does the directory become this run's own.
-    write_toml(directory / CONFIG_FILE, config)
-    metrics_path = directory / METRICS_FILE
     state_directory = directory / TRAINING_STATE
-    rows_per_step = config.train.batch_rows * config.train.accumulation
-    saved = checkpoints(state_directory) if resume else []
-    with graceful_interruption() as interruption:
-        recorder = RunRecorder(config.train, metrics_path, rows_per_step * config.data.context_length, interruption)
-        recorder.go_on_from(_step_of(saved[-1]) if saved else 0)
-        trainer = LoopedTrainer(
-            model,
-            config.train,
-            data,
-            state_directory,
-            metrics_path,
-            callbacks=[recorder, ProgressBar(console, recorder.tokens_per_step)],
-        )
-        recorder.trainer = trainer
-        if saved:
-            append_metric(metrics_path, {"step": _step_of(saved[-1]), "kind": "resumed"})
-        else:
-            append_metric(metrics_path, {"step": 0, "kind": "visits", **trainer.measured_visits()})
-        trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
-        finished = trainer.state.global_step >= config.train.steps or recorder.divergence is not None
-        if interruption.signal_number is not None and not finished:
-            raise RunInterruptedError(
-                f"interrupted at step {trainer.state.global_step} of {config.train.steps}; go on with"
-                f" depthscale train --resume --run-dir {directory}",
-                interruption.signal_number,
-            )
-    result = _result(config, data, trainer, recorder)
-    _save_final(trainer, data, directory)
-    write_result(directory, "training", result)
+    try:
+        state_directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(state_directory / LOCK_FILE, timeout=0), graceful_interruption() as interruption:
+            # Only now, when nothing can be wrong with the input any more, is the directory this run's own.
+            write_toml(directory / CONFIG_FILE, config)
+            _train(config, directory, data, model, resume, console, interruption)
+    except Timeout as error:
+        raise ResultError(f"another process is training in {directory}; wait for it or end it") from error
+    except OSError as error:
+        raise ResultError(f"training in {directory} failed to read or write: {error}") from error
     shutil.rmtree(state_directory, ignore_errors=True)
     return read_result(directory, "training")
+
+
+def _train(
+    config: RunConfig,
+    directory: Path,
+    data: PreparedData,
+    model: LoopedLMForCausalLM,
+    resume: bool,
+    console: Console,
+    interruption: Interruption,
+) -> None:
+    metrics_path = directory / METRICS_FILE
+    tokens_per_step = config.train.batch_rows * config.train.accumulation * config.data.context_length
+    recorder = RunRecorder(config.train, metrics_path, tokens_per_step, interruption)
+    callbacks = [recorder, ProgressBar(console, tokens_per_step)]
+    if config.train.tensorboard:
+        callbacks.append(tensorboard_callback(directory / TENSORBOARD))
+    state_directory = directory / TRAINING_STATE
+    saved = _newest_whole_checkpoint(state_directory, console) if resume else None
+    step = _step_of(saved) if saved else 0
+    recorder.go_on_from(step)
+    trainer = LoopedTrainer(model, config.train, data, state_directory, metrics_path, callbacks)
+    recorder.trainer = trainer
+    if saved:
+        trainer.take_up_counters(saved)
+        append_metric(metrics_path, {"step": step, "kind": "resumed"})
+    else:
+        append_metric(metrics_path, {"step": 0, "kind": "visits", **trainer.measured_visits()})
+    trainer.train(resume_from_checkpoint=str(saved) if saved else None)
+    finished = trainer.state.global_step >= config.train.steps or recorder.divergence is not None
+    if interruption.signal_number is not None and not finished:
+        raise RunInterruptedError(
+            f"interrupted at step {trainer.state.global_step} of {config.train.steps}; go on with"
+            f" depthscale train --resume --run-dir {directory}",
+            interruption.signal_number,
+        )
+    result = training_result(config, data, trainer, recorder)
+    _save_final(trainer, data.tokenizer, directory)
+    write_result(directory, "training", result)
 
 
 def _refuse_another_run(directory: Path, config: RunConfig, resume: bool) -> None:
@@ -133,127 +133,52 @@ def _refuse_another_run(directory: Path, config: RunConfig, resume: bool) -> Non
             raise ResultError(f"{directory} already holds a run; choose another --run-dir, or go on with --resume")
         if validate(RunConfig, read_toml(config_path), str(config_path)) != config:
             raise ConfigError(f"{config_path} differs from the configuration given; resume a run unchanged")
+    elif directory.is_dir() and any(path.name not in (LOG_FILE, TRAINING_STATE) for path in directory.iterdir()):
+        raise ResultError(f"{directory} holds other files and no run; choose a new or empty --run-dir")
 
 
-def _model(config: RunConfig, data: PreparedData, start: Start, console: Console) -> LoopedLMForCausalLM:
-    if start.checkpoint is None:
+def _model(config: RunConfig, data: PreparedData, console: Console) -> LoopedLMForCausalLM:
+    if config.start is None:
         return build_model(config, data.tokenizer, data.vocab_size)
-    model = load_model(start.checkpoint)
-    require_same_shape(model, config, data.vocab_size)
-    fresh = build_model(config, data.tokenizer, data.vocab_size).config
-    if start.rescale:
-        model = LoopedLMForCausalLM.from_pretrained(start.checkpoint, config=fresh, local_files_only=True)
-    kept = "the configuration's" if start.rescale else "the checkpoint's"
-    console.print(
-        f"Continuing {start.checkpoint} with {kept} skip and branch scales."
-        " The init gain is not applied: it acts on fresh weights only."
-    )
-    if not start.rescale and model.config.plan != fresh.plan:
-        raise ConfigError(
-            "the checkpoint has another plan than the configuration; give its rounds, or take the"
-            " configuration's plan and scales with --rescale"
-        )
-    return model
+    return continue_from(config.start, model_config(config, data.tokenizer, data.vocab_size), console)
 
 
-def _result(config: RunConfig, data: PreparedData, trainer: LoopedTrainer, recorder: RunRecorder) -> dict[str, Any]:
-    seconds = recorder.seconds
-    final = {split: trainer.loss_on(split) for split in ("tuning", "report")}
-    floors = {split: data.unigram_loss_nats(split) for split in ("tuning", "report")}
-    records = read_metrics(trainer.metrics_path)
-    evaluations = [record["loss_nats"] for record in records if record["kind"] == "evaluation"]
-    outcome, reason = judge(
-        divergence=recorder.divergence,
-        tuning_losses=[*(math.inf if loss is None else loss for loss in evaluations), final["tuning"]["loss_nats"]],
-        unigram_loss=floors["tuning"],
-    )
-    shape = model_shape(config, data.vocab_size)
-    parameters = count_parameters(shape)
-    flops = flops_per_token(shape, config.data.context_length, checkpoint_visits=config.train.checkpoint_visits)
-    tokens = trainer.state.global_step * recorder.tokens_per_step
-    plan, scales = config.plan.build(), trainer.model.config.residual_scales
-    return {
-        "outcome": outcome,
-        "outcome_reason": reason,
-        "seed": config.train.seed,
-        "data_seed": config.train.data_seed,
-        "step": trainer.state.global_step,
-        "steps_planned": config.train.steps,
-        "tokens": tokens,
-        "final": final,
-        "unigram_loss_nats": floors,
-        "uniform_loss_nats": math.log(data.vocab_size),
-        "plan": {
-            "num_blocks": plan.num_blocks,
-            "num_rounds": plan.num_rounds,
-            "unrolled_depth": plan.unrolled_depth,
-            "num_sublayer_visits": plan.num_sublayer_visits,
-            **plan.to_dict(),
-        },
-        "model": {
-            "norm_placement": config.model.norm_placement,
-            "rule": config.model.rule,
-            "rule_arguments": config.model.rule_arguments,
-            "scales": scales,
-            "hidden_size": config.model.hidden_size,
-            "num_attention_heads": config.model.num_attention_heads,
-            "intermediate_size": config.model.resolved_intermediate_size,
-            "mlp": config.model.mlp,
-            "vocab_size": data.vocab_size,
-        },
-        "budget": {
-            "parameters": parameters.total,
-            "parameters_non_embedding": parameters.non_embedding,
-            "flops_per_token_forward": flops.forward,
-            "flops_per_token_forward_causal": flops.forward_causal,
-            "flops_per_token_training": flops.training,
-            "head_share": flops.head_share,
-            "training_flops": flops.training * tokens,
-        },
-        "data": {
-            **data.describe(),
-            "epochs": tokens / data.splits["train"].num_tokens,
-            "tokens_per_parameter": tokens / parameters.total,
-            "tokens_per_parameter_non_embedding": tokens / parameters.non_embedding,
-            "attend_across_documents": config.data.attend_across_documents,
-            "context_length": config.data.context_length,
-        },
-        "optimization": {
-            "lr": config.train.lr,
-            "schedule": config.train.schedule,
-            "warmup_steps": config.train.warmup_steps,
-            "share_clipped": trainer.num_clipped / max(trainer.state.global_step, 1),
-            "steps_non_finite": trainer.num_non_finite,
-        },
-        "visits": trainer.last_visits,
-        "groups": trainer.last_groups,
-        "wall_seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "peak_memory_bytes": _peak_memory_bytes(),
-        "resumed": sum(record["kind"] == "resumed" for record in records),
-        "precision": config.train.precision,
-        "num_threads": torch.get_num_threads(),
-    }
+def _newest_whole_checkpoint(state_directory: Path, console: Console) -> Path | None:
+    saved = checkpoints(state_directory)
+    for checkpoint in reversed(saved):
+        if is_intact(checkpoint):
+            return checkpoint
+        console.print(f"{checkpoint} is damaged and is passed over", markup=False, soft_wrap=True)
+    if saved:
+        raise CheckpointError(f"every checkpoint in {state_directory} is damaged; delete that folder to begin anew")
+    return None
 
 
-def _save_final(trainer: LoopedTrainer, data: PreparedData, directory: Path) -> None:
+def _save_final(trainer: LoopedTrainer, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """The trained weights with their tokenizer, whole or not at all."""
     staging = directory / f".{CHECKPOINT}.writing"
     shutil.rmtree(staging, ignore_errors=True)
     try:
         trainer.save_model(str(staging))
-        data.tokenizer.save_pretrained(staging)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {staging}: {error.strerror or error}; free some space") from error
-    (staging / "training_args.bin").unlink(missing_ok=True)
-    shutil.rmtree(directory / CHECKPOINT, ignore_errors=True)
-    staging.rename(directory / CHECKPOINT)
+        _with_padding(tokenizer).save_pretrained(staging)
+        (staging / "training_args.bin").unlink(missing_ok=True)
+        sync_files(staging)
+        shutil.rmtree(directory / CHECKPOINT, ignore_errors=True)
+        staging.rename(directory / CHECKPOINT)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write {directory / CHECKPOINT}: {error}; free some space and go on with --resume"
+        ) from error
+
+
+def _with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Ready for batched generation: padded on the left, by the end-of-text token unless it has one for that."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return tokenizer
 
 
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
-
-
-def _peak_memory_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

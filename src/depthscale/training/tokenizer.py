@@ -14,7 +14,6 @@ import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from huggingface_hub import HfApi
@@ -23,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from depthscale.errors import DataError
+from depthscale.runs.files import local_path
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = "bytes"
@@ -52,7 +52,7 @@ def load_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     """
     if spec == BYTES:
         return byte_tokenizer()
-    path = Path(spec).expanduser()
+    path = local_path(spec, "tokenizer")
     if not path.exists() and not _HUB_ID.fullmatch(spec):
         raise DataError(f"tokenizer '{spec}' does not exist; {_expected(spec)}")
     try:

@@ -1,6 +1,7 @@
 """The one subclass of transformers' ``Trainer``, with every override it makes.
 
     _get_train_sampler   rows in an order that depends on (data seed, position) alone, the same for every arm
+    compute_loss         random rounds: every micro-batch of a step makes the rounds drawn for it
     create_optimizer     learning-rate multipliers per segment, no decay on norm gains
     _clip_grad_norm      counts clipped steps; a non-finite step is skipped, its gradient dropped
     evaluate             nats and bits per byte on named splits, and what is measured of visits and weights
@@ -11,26 +12,32 @@ Everything else (loop, accumulation, precision, schedule, resume, distribution) 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArguments
 
+from depthscale.errors import CheckpointError
 from depthscale.evaluation.loss import evaluate_loss
 from depthscale.runs.config import TrainConfig
+from depthscale.runs.manifest import write_manifest
 from depthscale.runs.metrics import append_metric
 from depthscale.training.batch_order import EpochOrderSampler
 from depthscale.training.measure import WeightMovement, measure_visits
 from depthscale.training.parameter_groups import optimizer_groups
 from depthscale.training.prepare import PreparedData
+from depthscale.training.random_rounds import draw_rounds
 
 #: Checkpoints kept while training; the older one survives a fault found late in the newer.
 CHECKPOINTS_KEPT = 2
+_COUNTERS = "counters.json"
 
 
 def training_arguments(config: TrainConfig, output_directory: Path) -> TrainingArguments:
@@ -72,7 +79,7 @@ def training_arguments(config: TrainConfig, output_directory: Path) -> TrainingA
         eval_steps=config.eval_every,
         save_strategy="steps" if config.checkpoint_every else "no",
         save_steps=config.checkpoint_every or config.steps,
-        report_to=["tensorboard"] if config.tensorboard else [],
+        report_to=[],
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
         remove_unused_columns=False,
@@ -103,8 +110,6 @@ class LoopedTrainer(Trainer):
         self.num_clipped = 0
         self.num_non_finite = 0
         self.non_finite_in_a_row = 0
-        self.last_visits: dict[str, Any] | None = None
-        self.last_groups: dict[str, Any] | None = None
         self.movement = WeightMovement(model)
         super().__init__(
             model=model,
@@ -126,6 +131,19 @@ class LoopedTrainer(Trainer):
             seed=self.run_config.data_seed,
             num_samples=rows_per_step * self.run_config.steps,
         )
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        law = self.run_config.rounds
+        if law is not None:
+            # global_step counts finished steps, on every process and through every resume alike.
+            inputs = {**inputs, "rounds": draw_rounds(law, self.run_config.data_seed, self.state.global_step)}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -161,16 +179,12 @@ class LoopedTrainer(Trainer):
         """Loss on the tuning split, and what is measured of visits and weights, all written to the metrics file."""
         step = self.state.global_step
         loss = self.loss_on("tuning")
-        self.last_visits = self.measured_visits()
         self.movement.after_step(self.model)
-        self.last_groups = {
-            "share_clipped": self.num_clipped / max(step, 1),
-            "groups": self.movement.summary(self.model),
-        }
+        groups = {"share_clipped": self.num_clipped / max(step, 1), "groups": self.movement.summary(self.model)}
         if self.is_world_process_zero():
             append_metric(self.metrics_path, {"step": step, "kind": "evaluation", "split": "tuning", **loss})
-            append_metric(self.metrics_path, {"step": step, "kind": "visits", **self.last_visits})
-            append_metric(self.metrics_path, {"step": step, "kind": "groups", **self.last_groups})
+            append_metric(self.metrics_path, {"step": step, "kind": "visits", **self.measured_visits()})
+            append_metric(self.metrics_path, {"step": step, "kind": "groups", **groups})
         metrics = {f"{metric_key_prefix}_loss": loss["loss_nats"], f"{metric_key_prefix}_bpb": loss["bits_per_byte"]}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -189,6 +203,7 @@ class LoopedTrainer(Trainer):
             "loss_nats": result.loss_nats,
             "bits_per_byte": part.bits_per_byte(result.loss_nats),
             "num_tokens": result.num_tokens,
+            "unigram_entropy_nats": result.unigram_entropy_nats,
         }
 
     def measured_visits(self) -> dict[str, list[float]]:
@@ -206,17 +221,32 @@ class LoopedTrainer(Trainer):
         self.args.output_dir = str(staging)
         try:
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self._install_checkpoint(staging, final_home)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise CheckpointError(
+                f"cannot write a checkpoint in {final_home}: {error}; the one before is kept: free some space and go"
+                " on with --resume"
+            ) from error
         finally:
             self.args.output_dir = str(final_home)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            for finished in staging.glob("checkpoint-*"):
-                target = final_home / finished.name
-                shutil.rmtree(target, ignore_errors=True)
-                finished.rename(target)
-            shutil.rmtree(staging, ignore_errors=True)
-            for old in checkpoints(final_home)[:-CHECKPOINTS_KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
+            if self.args.should_save:
+                shutil.rmtree(staging, ignore_errors=True)
+
+    def _install_checkpoint(self, staging: Path, final_home: Path) -> None:
+        for finished in staging.glob("checkpoint-*"):
+            (finished / _COUNTERS).write_text(json.dumps([self.num_clipped, self.num_non_finite]))
+            write_manifest(finished)
+            target = final_home / finished.name
+            shutil.rmtree(target, ignore_errors=True)
+            finished.rename(target)
+        for old in checkpoints(final_home)[:-CHECKPOINTS_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def take_up_counters(self, checkpoint: Path) -> None:
+        """Go on counting clipped and skipped steps from where ``checkpoint`` was written."""
+        self.num_clipped, self.num_non_finite = json.loads((checkpoint / _COUNTERS).read_text())
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -1,0 +1,175 @@
+"""Greedy generation with a cache: a looped model beside transformers' Llama of K * R untied layers of its shape.
+
+    python benchmarks/generation.py [--repetitions 7] [--json FILE]
+
+Both have random weights, so both write the same number of tokens. Repetitions are interleaved in one process and
+each gives one ratio of speeds, so that a machine that is busy for a while slows both alike. The second table shows
+the time of a token by the length of the text before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.generation import BaseStreamer
+
+from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+from depthscale.nn.config import NORM_PLACEMENTS
+
+PEER = "llama"
+TARGET_RATIO = 1.0
+TARGET_GROWTH = 1.25
+
+
+class Clock(BaseStreamer):
+    """Notes when each new token came."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def build_models(options: argparse.Namespace, context: int) -> dict[str, PreTrainedModel]:
+    """The looped model under each norm placement, and the peer."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": options.vocab_size,
+        "hidden_size": options.hidden_size,
+        "intermediate_size": options.hidden_size * 8 // 3,
+        "num_attention_heads": options.heads,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": True,
+    }
+    plan = [{"blocks": options.blocks, "rounds": options.rounds}]
+    models: dict[str, PreTrainedModel] = {
+        placement: LoopedLMForCausalLM(LoopedLMConfig(norm_placement=placement, plan=plan, **shape)).eval()
+        for placement in options.placements.split(",")
+    }
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    models[PEER] = LlamaForCausalLM(
+        LlamaConfig(num_hidden_layers=options.blocks * options.rounds, **shape, **tokens)
+    ).eval()
+    return models
+
+
+def seconds(model: PreTrainedModel, prompt: torch.Tensor, new_tokens: int, clock: Clock | None = None) -> float:
+    """Wall time of one greedy text."""
+    started = time.perf_counter()
+    sequences = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, streamer=clock)
+    assert sequences.shape == (len(prompt), prompt.shape[1] + new_tokens)
+    return time.perf_counter() - started
+
+
+def measure_speed(models: dict[str, PreTrainedModel], options: argparse.Namespace, batch: int) -> list[dict[str, Any]]:
+    """Tokens per second of each model, and its ratio to the peer's in the same repetition."""
+    prompt = torch.randint(options.vocab_size, (batch, options.prompt), generator=torch.Generator().manual_seed(1))
+    for model in models.values():
+        seconds(model, prompt, 4)
+    taken: dict[str, list[float]] = {name: [] for name in models}
+    for repetition in range(options.repetitions):
+        # The order turns round, so that none always runs after the same one.
+        names = list(models) if repetition % 2 == 0 else list(models)[::-1]
+        for name in names:
+            taken[name].append(seconds(models[name], prompt, options.new_tokens))
+    rows = []
+    for name, times in taken.items():
+        ratios = [peer / own for peer, own in zip(taken[PEER], times, strict=True)]
+        rows.append(
+            {
+                "batch": batch,
+                "model": name,
+                "tokens_per_second": batch * options.new_tokens / statistics.median(times),
+                "ratio": statistics.median(ratios),
+                "ratio_lowest": min(ratios),
+                "ratio_highest": max(ratios),
+            }
+        )
+    return rows
+
+
+def measure_growth(models: dict[str, PreTrainedModel], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Milliseconds of a token at batch 1, the median within each eighth of a text that fills the context."""
+    new_tokens = options.length - options.prompt
+    prompt = torch.randint(options.vocab_size, (1, options.prompt), generator=torch.Generator().manual_seed(1))
+    gaps: dict[str, list[list[float]]] = {name: [] for name in models}
+    for _ in range(max(2, options.repetitions // 2)):
+        for name, model in models.items():
+            clock = Clock()
+            seconds(model, prompt, new_tokens, clock)
+            # The first call is the prompt, the second the token that its reading gave.
+            times = clock.times[1:]
+            gaps[name].append([after - before for before, after in itertools.pairwise(times)])
+    rows = []
+    for name, repetitions in gaps.items():
+        per_token = [statistics.median(values) for values in zip(*repetitions, strict=True)]
+        eighth = len(per_token) // 8
+        parts = [1e3 * statistics.median(per_token[start : start + eighth]) for start in range(0, 8 * eighth, eighth)]
+        rows.append({"model": name, "milliseconds_per_token": parts, "growth": parts[-1] / parts[0]})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--vocab-size", type=int, default=1024)
+    parser.add_argument("--placements", default=",".join(NORM_PLACEMENTS))
+    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--length", type=int, default=512, help="of the text whose tokens are timed one by one")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=None, help="also write the numbers to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    models = build_models(options, context=max(options.length, options.prompt + options.new_tokens))
+
+    speed = [row for batch in options.batches.split(",") for row in measure_speed(models, options, int(batch))]
+    growth = measure_growth(models, options)
+    write = sys.stdout.write
+    write(f"{options.prompt} -> {options.new_tokens} tokens, {options.repetitions} interleaved repetitions\n")
+    write(f"{'batch':>5} {'model':10} {'tokens/s':>10} {'x llama':>8}   lowest .. highest\n")
+    for row in speed:
+        spread = f"{row['ratio_lowest']:.2f} .. {row['ratio_highest']:.2f}"
+        write(f"{row['batch']:5} {row['model']:10} {row['tokens_per_second']:10.1f} {row['ratio']:8.2f}   {spread}\n")
+    write(f"\nms per token in each eighth of {options.length} tokens, batch 1\n")
+    for row in growth:
+        parts = " ".join(f"{part:7.2f}" for part in row["milliseconds_per_token"])
+        write(f"{row['model']:10} {parts}   last/first {row['growth']:.2f}\n")
+    met = {
+        "ratio": min(row["ratio"] for row in speed) >= TARGET_RATIO,
+        "growth": all(row["growth"] <= TARGET_GROWTH for row in growth if row["model"] != PEER),
+    }
+    write(f"\ntargets: ratio >= {TARGET_RATIO:g} {met['ratio']}, growth <= {TARGET_GROWTH:g} {met['growth']}\n")
+    if options.json is not None:
+        environment = {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "machine": platform.processor() or platform.machine(),
+        }
+        arguments = {name: value for name, value in vars(options).items() if name != "json"}
+        content = {"options": arguments, "environment": environment, "speed": speed, "growth": growth, "met": met}
+        options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Per-visit gradients and kappa beside an ordinary forward and backward pass, as ratios within one run.
+
+    python benchmarks/per_visit_gradients.py [--repeats N] [--output FILE]
+
+Times are medians of interleaved repeats, so that a machine that slows down slows everything down alike. The peers for
+one gradient per visit: as many ordinary passes as visits; as many passes that keep one visit attached; and one
+forward pass with one ``torch.autograd.grad`` per visit over its retained graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from depthscale.alignment.measure import looped_forward, measure_looped_model
+from depthscale.alignment.recording import VisitKey, VisitRecorder
+from depthscale.alignment.sketch import sketch_visits
+from depthscale.alignment.sublayers import looped_sublayers
+from depthscale.alignment.sums import VisitSumsReceiver
+from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+
+SHAPES = {
+    "tiny (width 64, K=2, R=4, 8 x 64 tokens)": {"width": 64, "blocks": 2, "rounds": 4, "batch": (8, 64)},
+    "d=256, K=4, R=8, 4 x 128 tokens": {"width": 256, "blocks": 4, "rounds": 8, "batch": (4, 128)},
+}
+TARGETS = {"streaming G": 1.15, "kappa, one probe": 2.2}
+
+
+def make(width: int, blocks: int, rounds: int, batch: tuple[int, int]) -> tuple[LoopedLMForCausalLM, dict[str, Tensor]]:
+    """A post-norm model with moderate scales and a batch of random tokens."""
+    torch.manual_seed(0)
+    config = LoopedLMConfig(
+        vocab_size=256,
+        hidden_size=width,
+        num_attention_heads=4,
+        plan=[{"blocks": blocks, "rounds": rounds}],
+        norm_placement="post",
+        residual_scales=[{"skip": 2.0, "gain": 0.5}],
+    )
+    ids = torch.randint(256, batch)
+    return LoopedLMForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+
+def ordinary(model: LoopedLMForCausalLM, batch: dict[str, Tensor]) -> None:
+    model.zero_grad(set_to_none=True)
+    looped_forward(model, batch).loss.backward()
+
+
+def streaming(model: LoopedLMForCausalLM, batch: dict[str, Tensor]) -> None:
+    sublayers = looped_sublayers(model)
+    names = [name for sublayer in sublayers for name in sublayer.parameters]
+    with VisitRecorder(model, only=names) as recorder:
+        loss = looped_forward(model, batch).loss
+        receiver = VisitSumsReceiver(recorder, sublayers)
+        receiver.finish(recorder.backward(loss, receiver))
+
+
+def exact(model: LoopedLMForCausalLM, batch: dict[str, Tensor]) -> None:
+    kept: list[Tensor] = []
+    with VisitRecorder(model) as recorder:
+        recorder.backward(looped_forward(model, batch).loss, lambda name, visit, gradient: kept.append(gradient))
+
+
+def one_visit_attached(model: LoopedLMForCausalLM, batch: dict[str, Tensor], rounds: int) -> None:
+    """For every round a pass in which only that round's parameters require gradient."""
+    for round_ in range(rounds):
+
+        def stand(name: str, visit: VisitKey, parameter: Tensor, round_: int = round_) -> Tensor:
+            return parameter.detach().requires_grad_(visit.call == round_)
+
+        with VisitRecorder(model, only=[n for n, _ in model.named_parameters() if ".blocks." in n], stand=stand):
+            model.zero_grad(set_to_none=True)
+            looped_forward(model, batch).loss.backward()
+
+
+def retained_graph(model: LoopedLMForCausalLM, batch: dict[str, Tensor], rounds: int) -> None:
+    """One forward pass, and for every round ``torch.autograd.grad`` with respect to its leaves."""
+    leaves: list[list[Tensor]] = [[] for _ in range(rounds)]
+
+    def stand(name: str, visit: VisitKey, parameter: Tensor) -> Tensor:
+        leaf = parameter.detach().requires_grad_()
+        leaves[visit.call].append(leaf)
+        return leaf
+
+    with VisitRecorder(model, only=[n for n, _ in model.named_parameters() if ".blocks." in n], stand=stand):
+        loss = looped_forward(model, batch).loss
+        for found in leaves:
+            torch.autograd.grad(loss, found, retain_graph=True)
+
+
+def measure(shape: dict[str, Any], repeats: int) -> dict[str, float]:
+    """Median seconds of each, in interleaved repeats after one warm-up."""
+    model, batch = make(**shape)
+    rounds = shape["rounds"]
+    jobs: dict[str, Callable[[], Any]] = {
+        "forward + backward": lambda: ordinary(model, batch),
+        "streaming G": lambda: streaming(model, batch),
+        "exact G": lambda: exact(model, batch),
+        "sketched G": lambda: sketch_visits(model, lambda: looped_forward(model, batch).loss, looped_sublayers(model)),
+        "kappa, one probe": lambda: measure_looped_model(model, batch, num_probes=1),
+        "R ordinary passes": lambda: [ordinary(model, batch) for _ in range(rounds)],
+        "R passes, one visit attached": lambda: one_visit_attached(model, batch, rounds),
+        "R gradients of a retained graph": lambda: retained_graph(model, batch, rounds),
+    }
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for repeat in range(repeats + 1):
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            job()
+            if repeat:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def main() -> None:
+    """Measure, print and optionally write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    document: dict[str, Any] = {"torch": torch.__version__, "threads": 1, "repeats": arguments.repeats, "shapes": {}}
+    for name, shape in SHAPES.items():
+        seconds = measure(shape, arguments.repeats)
+        base = seconds["forward + backward"]
+        ratios = {job: value / base for job, value in seconds.items()}
+        speedups = {job: seconds[job] / seconds["streaming G"] for job in seconds if job.startswith("R ")}
+        document["shapes"][name] = {"seconds": seconds, "ratios": ratios, "speedups": speedups}
+        sys.stdout.write(f"{name}\n")
+        for job, ratio in ratios.items():
+            target = f"   (target at most {TARGETS[job]})" if job in TARGETS else ""
+            sys.stdout.write(f"  {job:34s} {1e3 * seconds[job]:9.1f} ms  {ratio:6.2f} x{target}\n")
+        for job, speedup in speedups.items():
+            sys.stdout.write(f"  streaming G is {speedup:.1f} x faster than {job}\n")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

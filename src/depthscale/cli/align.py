@@ -1,0 +1,112 @@
+"""``depthscale align``: how aligned the visits are, at initialization, of a trained model, or over a study."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from depthscale.cli.extras import require_lm
+
+DEFAULT_ROUNDS = "1,2,4,8,16"
+
+
+def align(
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG_OR_RUN_OR_STUDY", help="A TOML file (its plan at initialization), or a folder."),
+    ],
+    rounds: Annotated[
+        str | None, typer.Option(help=f"Rounds of a configuration's plan; default {DEFAULT_ROUNDS}.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override, such as model.rule=deeploop.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Initializations of a configuration at every R.")] = 1,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of text that gradients are taken on.")] = 8,
+    probes: Annotated[int, typer.Option(min=1, help="Random cotangents; 2 or more give a standard error.")] = 2,
+    split: Annotated[str, typer.Option(help="Split that the rows are from.")] = "tuning",
+    out: Annotated[Path | None, typer.Option(help="Where results/ is written; default the run or study.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Measure visit alignment kappa over rounds, its growth exponent, and the threshold that it asks for."""
+    require_lm("align")
+    from rich.console import Console
+
+    from depthscale.alignment.results import DEFINITIONS, RoundsPoint, arm_result
+    from depthscale.cli.alignment_tables import print_alignment
+    from depthscale.errors import ConfigError
+    from depthscale.runs.config import RunConfig
+    from depthscale.runs.config_file import read_toml, validate, with_overrides
+    from depthscale.runs.layout import STUDY_FILE
+    from depthscale.runs.results import finite, write_result
+    from depthscale.training.alignment_points import Settings, initialization_points, trained_point
+    from depthscale.training.prepare import prepare_data
+
+    console = Console(stderr=True)
+    settings = Settings(split, rows, probes)
+    arms: dict[str, list[RoundsPoint]] = {}
+    notes: list[str] = []
+    source = "initialization" if target.is_file() or target.suffix == ".toml" else "trained"
+    if source == "initialization":
+        config = validate(RunConfig, with_overrides(read_toml(target), set_ or []), str(target))
+        counts = _counts(rounds or DEFAULT_ROUNDS)
+        data = prepare_data(**config.data.model_dump())
+        points = arms.setdefault(f"{config.model.norm_placement} {config.model.rule}", [])
+        for point in initialization_points(config, data, counts, seeds, settings):
+            points.append(point)
+            console.print(f"R = {point.rounds}, seed {point.seed}: kappa {point.alignment.kappa:.3f}")
+        notes.append(
+            "at initialization visits of a near-identity stack are aligned trivially; measure trained models too"
+        )
+    else:
+        if rounds or set_ or seeds != 1:
+            raise ConfigError("--rounds, --set and --seeds go with a TOML file; a trained model has its own")
+        is_study = (target / STUDY_FILE).is_file()
+        for arm, directory in _finished_runs(target, notes) if is_study else [(target.resolve().name, target)]:
+            point, data = trained_point(directory, settings)
+            arms.setdefault(arm, []).append(point)
+            console.print(f"{arm}, R = {point.rounds}, seed {point.seed}: kappa {point.alignment.kappa:.3f}")
+    result: dict[str, Any] = {
+        "source": source,
+        "definitions": DEFINITIONS,
+        "split": split,
+        "rows": rows,
+        "num_probes": probes,
+        "data": data.describe(),
+        "notes": notes,
+        "arms": [arm_result(name, points) for name, points in arms.items()],
+    }
+    home = out or (None if source == "initialization" else target)
+    if home is not None:
+        console.print(f"written: {write_result(home, 'alignment', result)}", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+    else:
+        print_alignment(result)
+
+
+def _finished_runs(study: Path, notes: list[str]) -> list[tuple[str, Path]]:
+    """Arm and directory of every run whose weights are finite."""
+    from depthscale.errors import ResultError
+    from depthscale.studies.study_runs import read_study
+
+    found = []
+    for cell in read_study(study).cells:
+        for run in cell.runs.values():
+            if run.outcome == "diverged":
+                notes.append(f"{run.directory} diverged and was not measured")
+            else:
+                found.append((cell.arm, study / run.directory))
+    if not found:
+        raise ResultError(f"every run of {study} diverged; there is nothing to measure")
+    return found
+
+
+def _counts(text: str) -> list[int]:
+    from depthscale.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise ConfigError(f"--rounds came as '{text}'; expected whole numbers of at least 1, such as {DEFAULT_ROUNDS}")
+    return sorted({int(part) for part in parts})

@@ -1,0 +1,107 @@
+"""``depthscale allocate``: the shape to build for a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+#: Where neither the user nor the fit says otherwise; both are named in the answer.
+_VOCABULARY = 32_000
+_CONTEXT = 2048
+
+
+def allocate(
+    fit_dir: Annotated[Path, typer.Argument(metavar="FIT_DIR", help="A directory that 'depthscale fit' wrote.")],
+    flops: Annotated[float | None, typer.Option(help="Training FLOPs, such as 1e21.")] = None,
+    params: Annotated[
+        float | None, typer.Option(help="Parameters at most; tokens follow the compute-optimal frontier.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Bytes at most for weights, gradients and moments in training.")
+    ] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens; the size follows the compute-optimal frontier.")] = None,
+    vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the embedding; default the rows' own.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Context length; default the rows' own.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, help="Key-value heads; default as many as query heads.")
+    ] = None,
+    head_dim: Annotated[int, typer.Option(min=2, help="Width of a head; widths are multiples of it and 64.")] = 64,
+    ffn_ratio: Annotated[float | None, typer.Option(help="Inner width of the MLP over the width.")] = None,
+    mlp: Annotated[str, typer.Option(help="swiglu (three matrices) or gelu (two).")] = "swiglu",
+    unique_tokens: Annotated[float | None, typer.Option(help="Tokens that exist; none is spent twice.")] = None,
+    rounds: Annotated[
+        str | None, typer.Option(help="Numbers of rounds to try, such as 1,2,4, for laws that read rounds.")
+    ] = None,
+    aspect: Annotated[
+        float, typer.Option(help="Width over depth to keep to, for laws that do not read shape.")
+    ] = 128.0,
+    replicates: Annotated[int, typer.Option(min=50, help="Bootstrap replicates of each form of law.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Choose width, depth, tokens (and rounds) for one budget, with what is not known about the choice."""
+    from depthscale.cli.fit_tables import print_allocation
+    from depthscale.errors import ConfigError, unknown_name
+    from depthscale.laws.analysis import fit_or_explain
+    from depthscale.laws.buildable import Spending
+    from depthscale.laws.candidates import ShapeTemplate
+    from depthscale.laws.forms import make_forms
+    from depthscale.laws.law import AdditiveLaw
+    from depthscale.laws.objective import Objective
+    from depthscale.laws.recommendation import Wish, recommend
+    from depthscale.laws.rows_file import ROWS_FILE, read_rows
+    from depthscale.runs.results import finite, read_result, write_result
+
+    spending = Spending(flops, params, memory, tokens)
+    if mlp not in ("swiglu", "gelu"):
+        raise ConfigError(unknown_name("mlp", mlp, ("swiglu", "gelu")))
+    stored = read_result(fit_dir, "fit")
+    card = stored["card"]
+    assumed = []
+    if (vocab or card["vocab_size"]) is None:
+        assumed.append(f"vocabulary {_VOCABULARY:,}")
+    if (context or stored["context"]) is None:
+        assumed.append(f"context {_CONTEXT:,}")
+    if card["embeddings_counted"] is None:
+        assumed.append("parameters without embedding and head")
+    gated = mlp == "swiglu"
+    template = ShapeTemplate(
+        vocab_size=vocab or card["vocab_size"] or _VOCABULARY,
+        context_length=context or stored["context"] or _CONTEXT,
+        head_dim=head_dim,
+        num_key_value_heads=kv_heads,
+        mlp_ratio=ffn_ratio or (8 / 3 if gated else 4.0),
+        gated=gated,
+        embeddings_counted=bool(card["embeddings_counted"]),
+    )
+    law = AdditiveLaw.from_dict(stored["fit"]["law"])
+    chosen = fit_or_explain(law, read_rows(fit_dir / ROWS_FILE), Objective(**stored["fit"]["objective"]))
+    wish = Wish(spending, template, unique_tokens, _rounds(rounds), aspect, stored["level"])
+    forms, left_out = make_forms(chosen, stored["cut"]["depth_offset"], replicates)
+    result, _ = recommend(forms, wish)
+    if assumed:
+        result["notes"].append(f"assumed, as the fit does not know: {', '.join(assumed)}")
+    result["notes"] += [f"form left out: {line}" for line in left_out]
+    path = write_result(fit_dir, "allocation", {**result, "fitted": stored["created"]})
+    from depthscale.reports.fit_report import build_fit_report
+
+    page = build_fit_report(fit_dir)
+    if as_json:
+        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        return
+    print_allocation(read_result(fit_dir, "allocation"))
+    typer.echo(f"result: {path}")
+    typer.echo(f"report: {page}")
+
+
+def _rounds(text: str | None) -> tuple[int, ...] | None:
+    from depthscale.errors import ConfigError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--rounds came as '{text}'; expected whole numbers of at least 1, such as 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,147 @@
+"""``depthscale fit``: a scaling law from a table or from runs, with what it rests on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from depthscale.laws import AdditiveLaw, DataCard, Objective, Observations
+
+
+def fit(
+    data: Annotated[
+        list[Path], typer.Argument(help="A CSV or Parquet table, or study and run directories of depthscale.")
+    ],
+    law: Annotated[
+        str, typer.Option(help="Name of a law, such as width_depth_tokens or chinchilla, or a TOML file with one.")
+    ] = "width_depth_tokens",
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Columns of the table, such as width=d_model,tokens=D:1e6,loss=val_loss,group=run_id."),
+    ] = None,
+    objective: Annotated[str, typer.Option(help="log (squares of log loss), huber or raw.")] = "log",
+    delta: Annotated[float, typer.Option(help="Where Huber turns from squares to absolute values.")] = 1e-3,
+    drop_highest_losses: Annotated[int, typer.Option(min=0, help="Leave so many of the highest losses out.")] = 0,
+    below_loss_rank: Annotated[
+        int | None, typer.Option(min=1, help="Fit only losses strictly below that rank; 1 is the highest.")
+    ] = None,
+    depth_offset: Annotated[float, typer.Option(help="Layers that the depth does not count, such as 2.")] = 0.0,
+    bootstrap: Annotated[int, typer.Option(min=0, help="Replicates; 0 prints profile intervals instead.")] = 1000,
+    level: Annotated[float, typer.Option(help="Of every interval.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    validation: Annotated[bool, typer.Option(help="Hold rows, architectures and the largest budgets out.")] = True,
+    arm: Annotated[str | None, typer.Option(help="Of a study only the runs of this arm.")] = None,
+    annealed: Annotated[
+        bool | None, typer.Option("--annealed/--not-annealed", help="Every learning rate was decayed to its end.")
+    ] = None,
+    rate_tuned: Annotated[
+        bool | None, typer.Option("--rate-tuned/--rate-not-tuned", help="The learning rate was tuned for each size.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer of the losses.")] = None,
+    vocab: Annotated[int | None, typer.Option(min=1, help="Rows of the embedding.")] = None,
+    ffn_ratio: Annotated[float | None, typer.Option(help="Inner width of the MLP over the width.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Context length, to count attention in FLOPs.")] = None,
+    embeddings_counted: Annotated[
+        bool | None,
+        typer.Option("--embeddings-counted/--embeddings-not-counted", help="The parameters hold the embedding."),
+    ] = None,
+    keep_duplicates: Annotated[bool, typer.Option("--keep-duplicates", help="Fit rows that repeat others.")] = False,
+    keep_unfinished: Annotated[
+        bool, typer.Option("--keep-unfinished", help="Fit rows in the middle of their schedule.")
+    ] = False,
+    independent_rows: Annotated[
+        bool, typer.Option("--independent-rows", help="Take no rows as one group, whatever they share.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory of the result; default runs/fit-LAW.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Fit a scaling law to its proven minimum and say what the answer rests on."""
+    from depthscale.cli.fit_tables import print_fit
+    from depthscale.laws.analysis import Question, analyze
+    from depthscale.laws.card import DataCard
+    from depthscale.laws.preparation import RowRule, prepare
+    from depthscale.laws.rows_file import ROWS_FILE, write_rows
+    from depthscale.runs.results import finite, write_result
+
+    chosen = _law(law)
+    question = Question(_objective(objective, delta), level, bootstrap, seed, validation, context)
+    rule = RowRule(
+        drop_highest_losses, below_loss_rank, depth_offset, keep_duplicates, keep_unfinished, independent_rows
+    )
+    stated = DataCard(annealed, tokenizer, vocab, ffn_ratio, rate_tuned, embeddings_counted)
+    table, card, notes, sources = _rows(data, chosen, columns, arm, stated)
+    rows = prepare(table, chosen, rule, card, context)
+    _, answers = analyze(chosen, rows, card, question)
+    directory = out or Path("runs") / f"fit-{chosen.name}"
+    answers["notes"] = [*notes, *answers["notes"]]
+    result: dict[str, Any] = {
+        "sources": sources,
+        "columns": columns,
+        "cut": {"rule": rule.words, "depth_offset": depth_offset},
+        "context": context,
+        **answers,
+    }
+    write_rows(directory / ROWS_FILE, rows.base)
+    path = write_result(directory, "fit", result)
+    # Seconds of imports, and of no use where only numbers are wanted.
+    from depthscale.reports.fit_report import build_fit_report
+
+    page = build_fit_report(directory)
+    if as_json:
+        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        return
+    print_fit(json.loads(path.read_text(encoding="utf-8")))
+    typer.echo(f"result: {path}")
+    typer.echo(f"report: {page}")
+
+
+def _law(text: str) -> AdditiveLaw:
+    from depthscale.errors import ConfigError
+    from depthscale.laws.law import AdditiveLaw
+    from depthscale.laws.library import get_law
+
+    if not text.endswith(".toml"):
+        return get_law(text)
+    try:
+        return AdditiveLaw.from_toml(Path(text).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read law {text} ({error}); expected a TOML file or a law's name") from error
+
+
+def _objective(text: str, delta: float) -> Objective:
+    from depthscale.errors import ConfigError, unknown_name
+    from depthscale.laws.objective import Objective, ObjectiveKind
+
+    kinds: dict[str, ObjectiveKind] = {"log": "log_squares", "huber": "log_huber", "raw": "raw_squares"}
+    if text not in kinds:
+        raise ConfigError(unknown_name("objective", text, kinds))
+    return Objective(kinds[text], delta)
+
+
+def _rows(
+    paths: list[Path], law: AdditiveLaw, columns: str | None, arm: str | None, stated: DataCard
+) -> tuple[Observations, DataCard, list[str], list[dict[str, str]]]:
+    """Rows, the card, notes, and what they were read from."""
+    import hashlib
+    from dataclasses import fields, replace
+
+    from depthscale.errors import ConfigError
+    from depthscale.laws.preparation import rows_from_table
+    from depthscale.laws.run_directories import read_runs
+    from depthscale.laws.tables import read_columns
+
+    if all(path.is_dir() for path in paths):
+        if columns is not None:
+            raise ConfigError("--columns goes with a table; runs come with columns of their own")
+        found = read_runs(paths, arm)
+        given = {f.name: value for f in fields(stated) if (value := getattr(stated, f.name)) is not None}
+        return found.data, replace(found.card, **given), list(found.notes), [{"name": path.name} for path in paths]
+    if len(paths) > 1 or arm is not None:
+        raise ConfigError(f"{len(paths)} paths came; expected one table, or study and run directories (with --arm)")
+    table = read_columns(paths[0])
+    digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
+    return rows_from_table(table, law, columns), stated, [], [{"name": paths[0].name, "sha256": digest}]

@@ -1,0 +1,319 @@
+"""Everything that is said of one fit, as plain data for a result file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from depthscale.errors import ConfigError, DataError
+from depthscale.laws.card import DataCard, best_over_rates
+from depthscale.laws.certificate import FitError
+from depthscale.laws.conventions import audit, standard_conventions
+from depthscale.laws.fitting import DEFAULT_OBJECTIVE, Fit, search
+from depthscale.laws.identification import identifiability
+from depthscale.laws.law import AdditiveLaw
+from depthscale.laws.objective import Objective
+from depthscale.laws.observations import Observations
+from depthscale.laws.preparation import Prepared
+from depthscale.laws.profiling import ProfileInterval, critical_deviance, profile
+from depthscale.laws.quantities import Quantity, parameter
+from depthscale.laws.regime import regime_test
+from depthscale.laws.resampling import Bootstrap, bootstrap
+from depthscale.laws.spending import (
+    closed_budget,
+    closed_map,
+    derived_quantities,
+    frontier_table,
+    isoflop_curves,
+    spent,
+)
+from depthscale.laws.standard_errors import hessian_covariance, jacobian_covariance, sandwich_covariance
+from depthscale.laws.validation import HeldOut, validate_extrapolation, validate_groups, validate_rows
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked beside the parameters.
+
+    Attributes:
+        objective: what is minimized.
+        level: of every interval.
+        num_replicates: of the bootstrap; 0 leaves it out, and profiles are printed.
+        seed: of the draws.
+        validate: hold rows, architectures and the largest budgets out.
+        context: T of the rows' models, for the FLOPs convention; None where it is not known.
+    """
+
+    objective: Objective = DEFAULT_OBJECTIVE
+    level: float = 0.95
+    num_replicates: int = 1000
+    seed: int = 0
+    validate: bool = True
+    context: int | None = None
+
+
+def fit_or_explain(law: AdditiveLaw, data: Observations, objective: Objective = DEFAULT_OBJECTIVE) -> Fit:
+    """A certified fit; a refusal names what the design cannot tell apart.
+
+    Raises:
+        FitError: the minimum is not certified.
+    """
+    found = search(law, data, objective)
+    if not found.certificate.holds:
+        reasons = [*found.certificate.reasons, *identifiability(found).warnings]
+        raise FitError(f"the fit of '{law.name}' is not certified: {'; '.join(reasons)}")
+    return found
+
+
+def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question) -> tuple[Fit, dict[str, Any]]:
+    """Fit and ask everything.
+
+    Returns:
+        The fit, and plain data: fit, card, rows, parameters, derived, profiles, bootstrap, identifiability, audit,
+        regime, validation, envelope, budget, frontier, isoflop, warnings.
+
+    Raises:
+        FitError: the fit is not certified.
+    """
+    found = fit_or_explain(law, rows.base, question.objective)
+    draws = None
+    if question.num_replicates:
+        clusters = rows.base.groups is not None
+        draws = bootstrap(found, question.num_replicates, question.seed, clusters=clusters)
+    budget = closed_budget(law, rows.base)
+    compute = float(spent(budget, rows.base.columns).max()) if budget else 0.0
+    quantities = [parameter(found, name) for name in law.parameters]
+    derived = derived_quantities(law, budget, compute)
+    profiles = profile(found, [*quantities, *derived], question.level)
+    identified = identifiability(found)
+    regime = _attempt(lambda: _regime(law, rows.base, question))
+    result = {
+        "fit": found.to_dict(),
+        "card": {**asdict(card), "unanswered": list(card.unanswered)},
+        "level": question.level,
+        "rows": {
+            "read": rows.num_read,
+            "fitted": rows.base.num_rows,
+            "ranges": {n: [float(v.min()), float(v.max())] for n, v in rows.base.columns.items()},
+            "distinct": {n: len(np.unique(v)) for n, v in rows.base.columns.items()},
+            "loss": [float(rows.base.loss.min()), float(rows.base.loss.max())],
+        },
+        "findings": [asdict(finding) for finding in rows.findings],
+        "notes": list(rows.notes),
+        "interval_kind": interval_kind(draws),
+        "bootstrap": _bootstrap_facts(draws, question),
+        "parameters": _parameter_rows(found, quantities, profiles, draws, question.level),
+        "derived": [
+            _interval_row(quantity, interval, draws, question.level)
+            for quantity, interval in zip(derived, profiles[len(quantities) :], strict=True)
+        ],
+        "critical_deviance": critical_deviance(found, question.level),
+        "profiles": [_profile_data(interval) for interval in profiles],
+        "identifiability": {
+            "column_correlations": [
+                {"columns": list(pair), "correlation": value} for pair, value in identified.column_correlations.items()
+            ],
+            "names": list(identified.parameters),
+            "correlations": identified.correlations.tolist(),
+            "condition_number": identified.condition_number,
+            "inseparable": [list(names) for names in identified.inseparable],
+            "weak": list(identified.weak),
+        },
+        "audit": _audit(law, rows, card, question),
+        "regime": regime,
+        "validation": _validation(found, budget is not None, question) if question.validate else [],
+        "envelope": _envelope(law, rows.base, question.objective),
+        "budget": None if budget is None else {**asdict(budget), "largest": compute},
+        "frontier": [] if budget is None else frontier_table(found, draws, budget, question.level),
+        "isoflop": [] if budget is None else isoflop_curves(found, budget),
+        "map": None if budget is None else closed_map(found, budget, compute),
+    }
+    result["warnings"] = [*card.warnings, *identified.warnings, *_warnings(result)]
+    return found, result
+
+
+def interval_kind(draws: Bootstrap | None) -> str:
+    """Which interval is printed, in words."""
+    if draws is None:
+        return "profile likelihood, rows taken as independent"
+    if draws.kind == "clusters":
+        return f"cluster bootstrap over {draws.num_units} groups"
+    return f"bootstrap over {draws.num_units} rows taken as independent"
+
+
+def bootstrap_interval(draws: Bootstrap, quantity: Quantity, level: float) -> list[float] | None:
+    """Percentile interval over the replicates in which the quantity exists; None where it exists in none."""
+    values = draws.values(quantity)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return [float(low), float(high)]
+
+
+def _parameter_rows(
+    fit: Fit,
+    quantities: Sequence[Quantity],
+    profiles: Sequence[ProfileInterval],
+    draws: Bootstrap | None,
+    level: float,
+) -> list[dict[str, Any]]:
+    kinds = {
+        "jacobian": jacobian_covariance(fit).errors,
+        "hessian": hessian_covariance(fit).errors,
+        "sandwich": sandwich_covariance(fit).errors,
+    }
+    if fit.data.groups is not None:
+        kinds["cluster_sandwich"] = sandwich_covariance(fit, clustered=True).errors
+    rows = []
+    for quantity, interval in zip(quantities, profiles, strict=False):
+        row = _interval_row(quantity, interval, draws, level)
+        row["errors"] = {kind: errors[quantity.name] for kind, errors in kinds.items()}
+        rows.append(row)
+    return rows
+
+
+def _interval_row(
+    quantity: Quantity, interval: ProfileInterval, draws: Bootstrap | None, level: float
+) -> dict[str, Any]:
+    """Estimate, the interval that is printed, and the profile's beside it; an open end is infinite."""
+    profiled = [interval.lower, interval.upper]
+    printed: list[float] | None = profiled
+    deviation = None
+    if draws is not None:
+        printed = bootstrap_interval(draws, quantity, level)
+        values = draws.values(quantity)
+        deviation = float(values[np.isfinite(values)].std(ddof=1))
+    return {
+        "name": quantity.name,
+        "estimate": interval.estimate,
+        "interval": printed,
+        "bootstrap_sd": deviation,
+        "profile": profiled,
+    }
+
+
+def _profile_data(interval: ProfileInterval) -> dict[str, Any]:
+    good = np.isfinite(interval.values)
+    data = asdict(interval)
+    return {**data, "values": interval.values[good].tolist(), "deviances": interval.deviances[good].tolist()}
+
+
+def _bootstrap_facts(draws: Bootstrap | None, question: Question) -> dict[str, Any] | None:
+    if draws is None:
+        return None
+    return {
+        "kind": draws.kind,
+        "num_replicates": question.num_replicates,
+        "num_discarded": draws.num_discarded,
+        "num_units": draws.num_units,
+        "seed": question.seed,
+    }
+
+
+def _audit(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question) -> dict[str, Any]:
+    conventions = standard_conventions(
+        rows.everything,
+        rows.base,
+        "depth" if "depth" in law.columns else None,
+        card.vocab_size if card.embeddings_counted else None,
+        question.context,
+    )
+    same = [name for name, data in conventions.items() if data.digest == rows.base.digest]
+    for name in same:
+        del conventions[name]
+    found = audit(law, rows.base, conventions, question.objective)
+    return {
+        "rows": [asdict(row) for row in found.rows],
+        "errors": found.errors,
+        "spread": {name: found.spread(name) for name in law.parameters},
+    }
+
+
+def _regime(law: AdditiveLaw, data: Observations, question: Question) -> dict[str, Any] | None:
+    depth = next((name for name in ("depth", "blocks") if name in law.columns), None)
+    if depth is None:
+        return None
+    width = "width" if "width" in law.columns else None
+    found = regime_test(law, data, depth, width, question.objective, level=question.level)
+    return {**asdict(found), "exponent": _profile_data(found.exponent)}
+
+
+def _validation(fit: Fit, has_budget: bool, question: Question) -> list[dict[str, Any]]:
+    law = fit.law
+    tests: list[tuple[str, Callable[[], HeldOut]]] = [
+        ("rows", lambda: validate_rows(fit, seed=question.seed, level=question.level))
+    ]
+    if fit.data.groups is not None:
+        tests.append(("groups", lambda: validate_groups(fit, seed=question.seed, level=question.level)))
+    ranked, by = fit, None
+    if "flops" in fit.data.columns:
+        by = "flops"
+    elif has_budget and isinstance(law, AdditiveLaw):
+        budget = closed_budget(law, fit.data)
+        assert budget is not None, "the caller found one"
+        ranked, by = replace(fit, data=fit.data.with_column("flops", spent(budget, fit.data.columns))), "flops"
+    elif "tokens" in fit.data.columns:
+        by = "tokens"
+    if by is not None:
+        column = by
+        tests.append(("extrapolation", lambda: validate_extrapolation(ranked, column, level=question.level)))
+    return [{"kind": kind, **(_attempt(partial(_as_data, test)) or {})} for kind, test in tests]
+
+
+def _as_data(test: Callable[[], HeldOut]) -> dict[str, Any]:
+    return asdict(test())
+
+
+def _envelope(law: AdditiveLaw, data: Observations, objective: Objective) -> dict[str, Any] | None:
+    """The fit of the best rate of each setting, where several rates were run."""
+    if "rate" not in data.columns:
+        return None
+    best = best_over_rates(data, list(law.columns))
+    if best.num_rows == data.num_rows:
+        return None
+    found = search(law, best, objective)
+    holds = found.certificate.holds
+    return {
+        "num_rows": best.num_rows,
+        "parameters": found.parameters if holds else None,
+        "reasons": list(found.certificate.reasons),
+    }
+
+
+def _attempt(work: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """A secondary question that these rows cannot answer says why instead of ending the fit."""
+    try:
+        return work()
+    except (FitError, ConfigError, DataError) as error:
+        return {"failed": str(error)}
+
+
+def _warnings(result: dict[str, Any]) -> list[str]:
+    lines = []
+    exponents = {factor["exponent"] for term in result["fit"]["law"]["terms"] for factor in term["factors"]}
+    discarded = result["bootstrap"]["num_discarded"] if result["bootstrap"] else 0
+    if discarded:
+        lines.append(f"{discarded} of {result['bootstrap']['num_replicates']} replicates were not certified")
+    for row in result["parameters"]:
+        if row["name"] not in exponents:
+            continue
+        spread, error = result["audit"]["spread"][row["name"]], result["audit"]["errors"][row["name"]]
+        if spread > 2 * error > 0:
+            lines.append(
+                f"{row['name']} moves by {spread:.3g} over conventions, {spread / error:.1f} times its standard error"
+            )
+        if not all(map(math.isfinite, row["profile"])):
+            lines.append(f"the profile of {row['name']} is open: these rows do not bound it on both sides")
+    failed = [row["name"] for row in result["audit"]["rows"] if row["parameters"] is None]
+    if failed:
+        lines.append(f"not certified under: {', '.join(failed)}")
+    return lines

@@ -1,0 +1,247 @@
+"""From a table to the rows of a fit: columns found, tokens derived, mistakes refused, rows cut and grouped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from depthscale.budget import ModelShape, flops_per_token
+from depthscale.errors import ConfigError, DataError, PlanError
+from depthscale.laws.card import (
+    DataCard,
+    Finding,
+    compare_with_budget,
+    counted_parameters,
+    finished_rows,
+    inspect_rows,
+)
+from depthscale.laws.law import AdditiveLaw
+from depthscale.laws.observations import Observations
+from depthscale.laws.tables import ColumnMap, from_table
+from depthscale.plan import DepthPlan
+
+Array = NDArray[np.float64]
+
+#: Read beside the law's own columns wherever a table has them under these names.
+EXTRA_COLUMNS = ("width", "depth", "blocks", "rounds", "tokens", "parameters", "flops", "step", "total_steps", "rate")
+#: Columns that say how long a run was and not what was built.
+DURATION_COLUMNS = ("tokens", "flops", "step", "total_steps")
+#: Tokens per parameter outside this range are a matter of units.
+TOKENS_PER_PARAMETER = (1e-3, 1e6)
+#: Fewer groups and a cluster bootstrap says nothing.
+FEWEST_GROUPS = 8
+_SHOWN_ROWS = 12
+#: An MLP ratio below it is read as gated: three matrices at 8/3 cost what two cost at 4.
+_GATED_BELOW = 3.5
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """Which of the rows are fitted, and as what.
+
+    Attributes:
+        drop_highest: so many of the highest losses are left out.
+        below_rank: only losses strictly below that rank (1 is the highest).
+        depth_offset: subtracted from the column ``depth``.
+        keep_duplicates, keep_unfinished: fit rows that would be refused or left out.
+        independent: every row stands for itself, whatever groups there are.
+    """
+
+    drop_highest: int = 0
+    below_rank: int | None = None
+    depth_offset: float = 0.0
+    keep_duplicates: bool = False
+    keep_unfinished: bool = False
+    independent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.drop_highest and self.below_rank is not None:
+            raise ConfigError("both drop-highest-losses and below-loss-rank came; expected one rule for the rows")
+
+    @property
+    def words(self) -> str:
+        """The cut in words."""
+        if self.below_rank is not None:
+            return f"losses strictly below the {self.below_rank}th largest"
+        return f"all but the {self.drop_highest} highest losses" if self.drop_highest else "every row"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows ready for a fit.
+
+    Attributes:
+        everything: all rows in the same convention, none cut.
+        base: the rows to fit, grouped.
+        findings: what looks odd, rows by number (from 0, header not counted).
+        notes: what was done to the rows, one line each.
+        num_read: rows of the table.
+    """
+
+    everything: Observations
+    base: Observations
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    num_read: int
+
+
+def map_columns(table: Mapping[str, list[Any]], law: AdditiveLaw, text: str | None) -> ColumnMap:
+    """The user's columns, completed by those that the table has under the law's own names.
+
+    Raises:
+        DataError: the table lacks a column that the law reads.
+    """
+    given = ColumnMap.parse(text) if text else ColumnMap({})
+    sources = dict(given.sources)
+    for name in (*law.columns, *EXTRA_COLUMNS):
+        if name not in sources and name in table:
+            sources[name] = (name, 1.0)
+    derivable = {"parameters", "flops"} <= set(sources)
+    missing = [name for name in law.columns if name not in sources and not (name == "tokens" and derivable)]
+    if missing:
+        raise DataError(
+            f"law '{law.name}' reads {', '.join(missing)}, which the table lacks; name them, such as"
+            f" --columns {missing[0]}=COLUMN. The table has: {', '.join(table)}"
+        )
+    return ColumnMap(sources, given.loss, given.groups)
+
+
+def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard, context: int | None) -> Prepared:
+    """Check the rows and cut them.
+
+    Args:
+        table: every row.
+        law: what will be fitted.
+        rule: which rows, and as what.
+        card: with vocabulary and MLP ratio known, parameters are counted and compared.
+        context: T, with which FLOPs are counted and compared; None leaves that out.
+
+    Raises:
+        DataError: rows repeat, or units are off by powers of ten.
+    """
+    notes = []
+    data = table
+    if "tokens" in law.columns and "tokens" not in data.columns and {"parameters", "flops"} <= set(data.columns):
+        data = data.with_column("tokens", data.column("flops") / (6 * data.column("parameters")))
+        notes.append("tokens were derived as FLOPs / (6 * parameters)")
+    # A constant column matters only to a law that reads it.
+    read = Observations({name: data.column(name) for name in law.columns}, data.loss)
+    findings = [finding for finding in inspect_rows(data) if finding.kind != "constant"]
+    findings += [finding for finding in inspect_rows(read) if finding.kind == "constant"]
+    _refuse(findings, data, rule)
+    findings += _budget_findings(data, card, context)
+    if not rule.keep_unfinished:
+        finished = finished_rows(data)
+        if finished.num_rows < data.num_rows:
+            notes.append(f"{data.num_rows - finished.num_rows} rows in the middle of their schedule are left out")
+        data = finished
+    if rule.depth_offset:
+        values = data.column("depth") - rule.depth_offset
+        if not (values > 0).all():
+            raise DataError(
+                f"depth - {rule.depth_offset:g} is {values.min():g} in row {int(np.argmin(values))};"
+                " expected a smaller --depth-offset"
+            )
+        data = data.with_column("depth", values)
+        notes.append(f"depth counts layers less {rule.depth_offset:g}")
+    base = data
+    if rule.below_rank is not None:
+        base = data.below_loss_rank(rule.below_rank)
+    elif rule.drop_highest:
+        base = data.without_highest(rule.drop_highest)
+    notes.append(f"{base.num_rows} of {table.num_rows} rows are fitted: {rule.words}")
+    base, words = _grouped(base, law, rule)
+    return Prepared(data, base, tuple(findings), (*notes, words), table.num_rows)
+
+
+def rows_from_table(table: Mapping[str, list[Any]], law: AdditiveLaw, columns: str | None) -> Observations:
+    """Every row of a table under the names of the law."""
+    return from_table(table, map_columns(table, law, columns))
+
+
+def shown_rows(rows: tuple[int, ...]) -> str:
+    """Row numbers in print, a long list cut short.
+
+    Example:
+        >>> shown_rows((1, 4)), shown_rows(tuple(range(14)))
+        ('1, 4', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 2 more')
+    """
+    text = ", ".join(str(row) for row in rows[:_SHOWN_ROWS])
+    return f"{text} and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else text
+
+
+def _refuse(findings: list[Finding], data: Observations, rule: RowRule) -> None:
+    for finding in findings:
+        if finding.kind == "duplicates" and not rule.keep_duplicates:
+            raise DataError(
+                f"{finding.message} (rows {shown_rows(finding.rows)}); delete them, or fit them with --keep-duplicates"
+            )
+        if finding.kind == "units":
+            raise DataError(f"{finding.message} (rows {shown_rows(finding.rows)})")
+    parameters = data.columns.get("parameters")
+    if parameters is None and {"width", "depth"} <= set(data.columns):
+        parameters = 12 * data.columns["width"] ** 2 * data.columns["depth"]
+    if parameters is not None and "tokens" in data.columns and (parameters > 0).all():
+        per_parameter = float(np.median(data.columns["tokens"] / parameters))
+        low, high = TOKENS_PER_PARAMETER
+        if not low <= per_parameter <= high:
+            raise DataError(
+                f"tokens are about {per_parameter:.1g} per parameter; give units, such as --columns tokens=COLUMN:1e6"
+            )
+
+
+def _grouped(data: Observations, law: AdditiveLaw, rule: RowRule) -> tuple[Observations, str]:
+    """Groups as given, or one for each architecture."""
+    alone = Observations(data.columns, data.loss, data.weights)
+    if rule.independent:
+        return alone, "rows are taken as independent, as asked"
+    if data.groups is not None:
+        return data, f"{int(data.group_codes.max()) + 1} groups as given"
+    sizes = [name for name in law.columns if name not in DURATION_COLUMNS]
+    if not sizes:
+        return alone, "rows are taken as independent: the law reads no size that could group them"
+    grouped = data.grouped_by(sizes)
+    count = int(grouped.group_codes.max()) + 1
+    if FEWEST_GROUPS <= count < data.num_rows:
+        return grouped, f"rows that agree in {' and '.join(sizes)} form one group: {count} groups"
+    why = "each has sizes of its own" if count == data.num_rows else f"{count} architectures are too few to draw from"
+    return alone, f"rows are taken as independent: {why}"
+
+
+def _budget_findings(data: Observations, card: DataCard, context: int | None) -> list[Finding]:
+    """Rows whose parameters or FLOPs are not what the shape says; nothing where the shape is not known."""
+    needed = {"width", "depth", "parameters"}
+    if not needed <= set(data.columns) or card.vocab_size is None or card.mlp_ratio is None:
+        return []
+    try:
+        shapes = [
+            _shape(int(width), int(depth), card.vocab_size, card.mlp_ratio)
+            for width, depth in zip(data.columns["width"], data.columns["depth"], strict=True)
+        ]
+    except PlanError as error:
+        raise DataError(f"a row is no model ({error}); expected whole even widths and whole depths") from error
+    counted = counted_parameters(shapes, bool(card.embeddings_counted))
+    found = [compare_with_budget(data.columns["parameters"], counted, "parameters")]
+    if context is not None and {"flops", "tokens"} <= set(data.columns):
+        per_token = np.array([float(flops_per_token(shape, context).training) for shape in shapes])
+        found.append(compare_with_budget(data.columns["flops"], per_token * data.columns["tokens"], "flops"))
+    return [finding for finding in found if finding is not None]
+
+
+def _shape(width: int, depth: int, vocab_size: int, mlp_ratio: float) -> ModelShape:
+    # Heads do not change the count: their widths add up to the model's.
+    return ModelShape(
+        plan=DepthPlan.stacked(depth),
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=width,
+        intermediate_size=round(mlp_ratio * width),
+        mlp="swiglu" if mlp_ratio < _GATED_BELOW else "gelu",
+        norm_placement="pre",
+    )

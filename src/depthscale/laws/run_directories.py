@@ -1,0 +1,114 @@
+"""Runs of our own as rows for a fit: one row a run, from its training result alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from depthscale.errors import DataError
+from depthscale.laws.card import DataCard
+from depthscale.laws.observations import Observations
+from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.results import read_result, result_path
+
+_RUN_NAME = re.compile(r"(?P<arm>.+)-r\d+-s\d+")
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """Rows made of runs.
+
+    Attributes:
+        data: columns width, depth (visits), blocks, rounds, tokens, parameters (embedding and head left out),
+            unrolled_parameters, flops, flops_per_token, step, total_steps, rate and seed; loss on the report split.
+        card: what the runs themselves say.
+        notes: runs that were left out and why, one line each.
+    """
+
+    data: Observations
+    card: DataCard
+    notes: tuple[str, ...]
+
+
+def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
+    """Rows of run directories and of the runs in study directories.
+
+    Args:
+        directories: each a study or a run.
+        arm: of studies only the runs of this arm.
+
+    Raises:
+        DataError: no run has a result, or their losses do not compare (other text, other tokenizer).
+        ResultError: a result is damaged.
+    """
+    found = [path for directory in directories for path in _runs_of(directory, arm)]
+    trained = [(path, read_result(path, "training")) for path in found]
+    good = [(path, training) for path, training in trained if training["outcome"] == "finished"]
+    if not good:
+        raise DataError(f"{len(found)} runs came, none of them finished; expected runs that trained to their end")
+    for key, what in (("corpus_sha256", "text"), ("tokenizer_sha256", "tokenizers")):
+        odd = [path for path, training in good if training["data"][key] != good[0][1]["data"][key]]
+        if odd:
+            raise DataError(f"{odd[0]} and {good[0][0]} read different {what}; their losses do not compare")
+    rows = [_row(training) for _, training in good]
+    columns = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
+    loss = columns.pop("loss")
+    notes = []
+    if len(good) < len(trained):
+        notes.append(f"{len(trained) - len(good)} of {len(trained)} runs are stuck or diverged and are left out")
+    rules = sorted({f"{t['model']['rule']} ({t['model']['norm_placement']})" for _, t in good})
+    if len(rules) > 1:
+        notes.append(f"rows mix {', '.join(rules)}: one law for several rules; fit one with --arm NAME")
+    return RunRows(Observations(columns, loss), _card([training for _, training in good]), tuple(notes))
+
+
+def _runs_of(directory: Path, arm: str | None) -> list[Path]:
+    if (directory / STUDY_FILE).exists():
+        runs = sorted(p for p in (directory / "runs").glob("*") if result_path(p, "training").exists())
+        if arm is not None:
+            runs = [p for p in runs if (match := _RUN_NAME.fullmatch(p.name)) and match["arm"] == arm]
+        if not runs:
+            of = f" of arm '{arm}'" if arm else ""
+            raise DataError(f"study {directory} has no trained run{of}; run 'depthscale compare' first")
+        return runs
+    if result_path(directory, "training").exists():
+        return [directory]
+    raise DataError(f"{directory} is neither a study nor a run with a training result")
+
+
+def _row(training: Mapping[str, Any]) -> dict[str, float]:
+    plan, budget = training["plan"], training["budget"]
+    visits = plan["unrolled_depth"] / plan["num_blocks"]
+    return {
+        "width": training["model"]["hidden_size"],
+        "depth": plan["unrolled_depth"],
+        "blocks": plan["num_blocks"],
+        "rounds": plan["num_rounds"],
+        "tokens": training["tokens"],
+        "parameters": budget["parameters_non_embedding"],
+        "unrolled_parameters": budget["parameters_non_embedding"] * visits,
+        "flops": budget["training_flops"],
+        "flops_per_token": budget["flops_per_token_training"],
+        "step": training["step"],
+        "total_steps": training["steps_planned"],
+        "rate": training["optimization"]["lr"],
+        "seed": training["seed"],
+        "loss": training["final"]["report"]["loss_nats"],
+    }
+
+
+def _card(trainings: Sequence[Mapping[str, Any]]) -> DataCard:
+    ratios = {round(t["model"]["intermediate_size"] / t["model"]["hidden_size"], 2) for t in trainings}
+    vocabularies = {t["model"]["vocab_size"] for t in trainings}
+    return DataCard(
+        annealed=all(t["optimization"]["schedule"] != "constant" for t in trainings),
+        tokenizer=str(trainings[0]["data"]["tokenizer"]),
+        vocab_size=vocabularies.pop() if len(vocabularies) == 1 else None,
+        mlp_ratio=ratios.pop() if len(ratios) == 1 else None,
+        embeddings_counted=False,
+    )

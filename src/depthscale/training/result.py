@@ -1,0 +1,116 @@
+"""What a run's ``training`` result says."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from typing import Any
+
+import torch
+
+from depthscale.budget import ModelShape, count_parameters
+from depthscale.runs.config import RunConfig
+from depthscale.runs.metrics import read_metrics
+from depthscale.training.outcome import judge
+from depthscale.training.prepare import PreparedData
+from depthscale.training.recorder import RunRecorder
+from depthscale.training.trainer import LoopedTrainer
+from depthscale.training.training_flops import training_flops
+
+
+def training_result(
+    config: RunConfig, data: PreparedData, trainer: LoopedTrainer, recorder: RunRecorder
+) -> dict[str, Any]:
+    """Evaluate the trained model on both held-out splits and put down all that the run was and cost, as plain data."""
+    seconds = recorder.seconds
+    final = {split: trainer.loss_on(split) for split in ("tuning", "report")}
+    # The smallest loss that token frequencies alone allow on the very tokens evaluated.
+    floors = {split: loss.pop("unigram_entropy_nats") for split, loss in final.items()}
+    records = read_metrics(trainer.metrics_path)
+    evaluations = [record["loss_nats"] for record in records if record["kind"] == "evaluation"]
+    outcome, reason = judge(
+        divergence=recorder.divergence,
+        tuning_losses=[*(math.inf if loss is None else loss for loss in evaluations), final["tuning"]["loss_nats"]],
+        unigram_floor=floors["tuning"],
+    )
+    model_config = trainer.model.config
+    shape = ModelShape.from_config(model_config.to_dict())
+    parameters = count_parameters(shape)
+    flops = training_flops(config, shape, trainer.state.global_step, recorder.tokens_per_step)
+    tokens = flops.tokens
+    plan = config.plan.build()
+    return {
+        "outcome": outcome,
+        "outcome_reason": reason,
+        "start": config.start.model_dump() if config.start else None,
+        "seed": config.train.seed,
+        "data_seed": config.train.data_seed,
+        "step": trainer.state.global_step,
+        "steps_planned": config.train.steps,
+        "tokens": tokens,
+        "final": final,
+        "unigram_loss_nats": floors,
+        "uniform_loss_nats": math.log(data.vocab_size),
+        "plan": {
+            "num_blocks": plan.num_blocks,
+            "num_rounds": plan.num_rounds,
+            "unrolled_depth": plan.unrolled_depth,
+            "num_sublayer_visits": plan.num_sublayer_visits,
+            **plan.to_dict(),
+        },
+        "model": {
+            "norm_placement": config.model.norm_placement,
+            "rule": model_config.residual_rule["name"],
+            "rule_arguments": model_config.residual_rule["arguments"],
+            "stated_rounds": config.stated_rounds,
+            "scales": model_config.residual_scales,
+            "hidden_size": config.model.hidden_size,
+            "num_attention_heads": config.model.num_attention_heads,
+            "intermediate_size": config.model.resolved_intermediate_size,
+            "mlp": config.model.mlp,
+            "vocab_size": data.vocab_size,
+        },
+        "budget": {
+            "parameters": parameters.total,
+            "parameters_non_embedding": parameters.non_embedding,
+            "flops_per_token_forward": flops.of_plan.forward,
+            "flops_per_token_forward_causal": flops.of_plan.forward_causal,
+            "flops_per_token_training": flops.of_plan.training,
+            "head_share": flops.of_plan.head_share,
+            "training_flops": flops.total,
+            "random_rounds": flops.random_rounds,
+        },
+        "data": {
+            **data.describe(),
+            "epochs": tokens / data.splits["train"].num_tokens,
+            "tokens_per_parameter": tokens / parameters.total,
+            "tokens_per_parameter_non_embedding": tokens / parameters.non_embedding,
+            "attend_across_documents": config.data.attend_across_documents,
+            "context_length": config.data.context_length,
+        },
+        "optimization": {
+            "lr": config.train.lr,
+            "schedule": config.train.schedule,
+            "warmup_steps": config.train.warmup_steps,
+            "share_clipped": trainer.num_clipped / max(trainer.state.global_step, 1),
+            "steps_non_finite": trainer.num_non_finite,
+        },
+        "visits": _last(records, "visits"),
+        "groups": _last(records, "groups"),
+        "wall_seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "peak_memory_bytes": _peak_memory_bytes(),
+        "resumed": sum(record["kind"] == "resumed" for record in records),
+        "precision": config.train.precision,
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    return next((record for record in reversed(records) if record["kind"] == kind), None)
+
+
+def _peak_memory_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,239 @@
+"""``depthscale evaluate`` and ``depthscale export``: what they write and print, and how bad input ends."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import make_run, write_corpus
+
+from depthscale.cli.main import main
+from depthscale.evaluation import harness
+
+torch.set_num_threads(1)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["depthscale", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def last_line(text: str) -> str:
+    line = text.strip().splitlines()[-1]
+    assert line.startswith("depthscale: "), text
+    assert "Traceback" not in text
+    return line
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DEPTHSCALE_CACHE", str(folder / "cache"))
+    yield make_run(folder)
+    patch.undo()
+
+
+def test_rounds_and_exits(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Public fault: a model trained at a fixed R is worse at others. The curve is standard output and flags them."""
+    assert run(monkeypatch, "evaluate", str(trained), "--rounds", "1,2,6,9", "--exits", "--batch-rows", "8") == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "1*",
+        "6*",
+        "outside",
+        "R = 3",
+        "recomputed scales",
+        "saturating",
+        "power_with_floor",
+        "state_change",
+    ):
+        assert words in shown
+    assert not re.search(r"\b3\*", shown)
+    result = json.loads((trained / "results" / "evaluation.json").read_text())
+    assert result["kind"] == "evaluation"
+    kept = result["rounds"]["kept"]
+    assert [(point["rounds"], point["in_training"]) for point in kept] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (6, False),
+        (9, False),
+    ]
+    training = json.loads((trained / "results" / "training.json").read_text())
+    assert kept[2]["loss_nats"] == pytest.approx(training["final"]["report"]["loss_nats"], abs=1e-5)
+    assert kept[2]["bits_per_byte"] == pytest.approx(training["final"]["report"]["bits_per_byte"], abs=1e-5)
+    assert result["corpus_sha256"] == training["data"]["corpus_sha256"]
+    assert result["notes"] == []
+    assert len(result["exits"]["loss_per_round"]) == 3
+    assert result["exits"]["loss_per_round"][-1] == pytest.approx(kept[2]["loss_nats"], abs=1e-5)
+
+
+def test_the_default_is_the_curve_as_json_on_another_corpus(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_corpus(tmp_path / "other", 30)
+    arguments = ("--corpus", str(other), "--max-rows", "4", "--out", str(tmp_path / "out"), "--json")
+    assert run(monkeypatch, "evaluate", str(trained / "checkpoint"), *arguments) == 0
+    printed = json.loads(capsys.readouterr().out)["evaluation"]
+    assert [point["rounds"] for point in printed["rounds"]["kept"]] == [1, 2, 3, 4, 8, 16]
+    assert printed["notes"] == ["the corpus is not the run's own; whether training saw its text is not known"]
+    written = json.loads((tmp_path / "out" / "results" / "evaluation.json").read_text())
+    assert written["rounds"] == printed["rounds"]
+
+
+def test_local_tasks(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "evaluate", str(trained), "--tasks", "local", "--limit", "6") == 0
+    shown = capsys.readouterr().out
+    assert "local_continuation" in shown
+    assert "standard error" in shown
+    result = json.loads((trained / "results" / "tasks.json").read_text())
+    assert {(s["task"], s["num_items"], len(s["outcomes"])) for s in result["scores"]} == {
+        ("local_continuation", 6, 6),
+        ("local_cloze", 6, 6),
+    }
+
+
+def test_export(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "export", str(trained), "--out", str(tmp_path / "model")) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "model")
+    assert (tmp_path / "model" / "README.md").is_file()
+    assert run(monkeypatch, "export", str(trained), "--out", str(tmp_path / "model")) == 2
+    assert "not empty" in last_line(capsys.readouterr().err)
+    # A folder without a run has no corpus of its own.
+    assert run(monkeypatch, "evaluate", str(tmp_path / "model")) == 2
+    assert "name one with --corpus" in last_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--rounds", "0"), "--rounds came as '0'; expected whole numbers of at least 1"),
+        (("--rounds", "4,0,2"), "--rounds came as '4,0,2'"),
+        (("--rounds", "1,two"), "--rounds came as '1,two'"),
+        (("--rounds", "1-4"), "--rounds came as '1-4'"),
+        (("--rounds", "1.5"), "--rounds came as '1.5'"),
+        (("--rounds", ""), "--rounds came as ''"),
+        (("--rounds", "1", "--split", "reprot"), "did you mean 'report'"),
+        (("--corpus", "/nowhere/at/all"), "/nowhere/at/all"),
+        (("--tasks", "locl"), "unknown task 'locl'; did you mean 'local'"),
+        (("--tasks", "local", "--split", "reprot"), "did you mean 'report'"),
+        (("--tasks", ","), "expected names"),
+        (("--tasks", "local", "--shots", "-1"), "--shots came as '-1'"),
+        (("--tasks", "deeploop"), "deeploop cannot be fetched"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    def unreachable(*arguments: object, **named: object) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(harness.HfApi, "dataset_info", unreachable)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert run(monkeypatch, "evaluate", str(trained), *arguments) == 2
+    assert words in last_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("damage", ["no weights", "cut weights", "cut config", "other model", "nothing"])
+@pytest.mark.parametrize("verb", ["evaluate", "export"])
+def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    damage: str,
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained / "checkpoint", copy)
+    weights, config = copy / "model.safetensors", copy / "config.json"
+    if damage == "no weights":
+        weights.unlink()
+    elif damage == "cut weights":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "cut config":
+        config.write_text(config.read_text()[:50])
+    elif damage == "other model":
+        config.write_text('{"model_type": "llama"}')
+    else:
+        shutil.rmtree(copy)
+    arguments = ("--out", str(tmp_path / "out"))
+    assert run(monkeypatch, verb, str(copy), *arguments) == 2
+    assert str(copy) in last_line(capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else real(name))
+    assert run(monkeypatch, "evaluate", "nowhere", "--tasks", "local") == 2
+    assert "pip install 'depthscale[eval]'" in last_line(capsys.readouterr().err)
+    assert run(monkeypatch, "evaluate", "nowhere") == 2
+    assert "no checkpoint or run at nowhere" in last_line(capsys.readouterr().err)
+
+
+STUDY = """
+[plan]
+blocks = 1
+[model]
+hidden_size = 16
+num_attention_heads = 2
+[data]
+corpus = "{corpus}"
+tokenizer = "bytes"
+context_length = 128
+tuning_fraction = 0.15
+report_fraction = 0.15
+[train]
+steps = 2
+batch_rows = 2
+lr = 1e-3
+num_threads = 1
+[study]
+name = "asked"
+baseline = "pre"
+rounds = [1, 2]
+seeds = [0]
+tasks = ["local"]
+[[study.arms]]
+name = "pre"
+[[study.arms]]
+name = "deeploop"
+model = {{ norm_placement = "post", rule = "deeploop" }}
+"""
+
+
+@pytest.mark.slow
+def test_compare_asks_every_run_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole study through real worker processes."""
+    monkeypatch.setenv("DEPTHSCALE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "study.toml").write_text(STUDY.format(corpus=write_corpus(tmp_path / "corpus")))
+    arguments = ("compare", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out"), "--workers", "2")
+    assert run(monkeypatch, *arguments) == 0
+    tasks = json.loads((tmp_path / "out" / "results" / "comparison.json").read_text())["tasks"]
+    assert {(cell["arm"], cell["rounds"], cell["task"]) for cell in tasks["cells"]} == {
+        (arm, rounds, task)
+        for arm in ("pre", "deeploop")
+        for rounds in (1, 2)
+        for task in ("local_continuation", "local_cloze")
+    }
+    assert "Downstream tasks" in (tmp_path / "out" / "report.html").read_text()
+    stamp = (tmp_path / "out" / "runs" / "pre-r1-s0" / "results" / "tasks.json").stat().st_mtime_ns
+    assert run(monkeypatch, *arguments) == 0
+    assert (tmp_path / "out" / "runs" / "pre-r1-s0" / "results" / "tasks.json").stat().st_mtime_ns == stamp
