@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,12 +17,13 @@ from depthscale.laws.certificate import FitError
 from depthscale.laws.conventions import audit, standard_conventions
 from depthscale.laws.fitting import DEFAULT_OBJECTIVE, Fit, search
 from depthscale.laws.identification import identifiability
+from depthscale.laws.interval_rows import interval_kind, interval_row, parameter_rows, profile_data
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.objective import Objective
 from depthscale.laws.observations import Observations
 from depthscale.laws.preparation import Prepared
-from depthscale.laws.profiling import ProfileInterval, critical_deviance, profile
-from depthscale.laws.quantities import Quantity, parameter
+from depthscale.laws.profiling import critical_deviance, profile
+from depthscale.laws.quantities import parameter
 from depthscale.laws.regime import regime_test
 from depthscale.laws.resampling import Bootstrap, bootstrap
 from depthscale.laws.spending import (
@@ -33,7 +34,6 @@ from depthscale.laws.spending import (
     isoflop_curves,
     spent,
 )
-from depthscale.laws.standard_errors import hessian_covariance, jacobian_covariance, sandwich_covariance
 from depthscale.laws.validation import HeldOut, validate_extrapolation, validate_groups, validate_rows
 
 Array = NDArray[np.float64]
@@ -110,13 +110,13 @@ def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question
         "notes": list(rows.notes),
         "interval_kind": interval_kind(draws),
         "bootstrap": _bootstrap_facts(draws, question),
-        "parameters": _parameter_rows(found, quantities, profiles, draws, question.level),
+        "parameters": parameter_rows(found, quantities, profiles, draws, question.level),
         "derived": [
-            _interval_row(quantity, interval, draws, question.level)
+            interval_row(quantity, interval, draws, question.level)
             for quantity, interval in zip(derived, profiles[len(quantities) :], strict=True)
         ],
         "critical_deviance": critical_deviance(found, question.level),
-        "profiles": [_profile_data(interval) for interval in profiles],
+        "profiles": [profile_data(interval) for interval in profiles],
         "identifiability": {
             "column_correlations": [
                 {"columns": list(pair), "correlation": value} for pair, value in identified.column_correlations.items()
@@ -138,73 +138,6 @@ def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question
     }
     result["warnings"] = [*card.warnings, *identified.warnings, *_warnings(result)]
     return found, result
-
-
-def interval_kind(draws: Bootstrap | None) -> str:
-    """Which interval is printed, in words."""
-    if draws is None:
-        return "profile likelihood, rows taken as independent"
-    if draws.kind == "clusters":
-        return f"cluster bootstrap over {draws.num_units} groups"
-    return f"bootstrap over {draws.num_units} rows taken as independent"
-
-
-def bootstrap_interval(draws: Bootstrap, quantity: Quantity, level: float) -> list[float] | None:
-    """Percentile interval over the replicates in which the quantity exists; None where it exists in none."""
-    values = draws.values(quantity)
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return None
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return [float(low), float(high)]
-
-
-def _parameter_rows(
-    fit: Fit,
-    quantities: Sequence[Quantity],
-    profiles: Sequence[ProfileInterval],
-    draws: Bootstrap | None,
-    level: float,
-) -> list[dict[str, Any]]:
-    kinds = {
-        "jacobian": jacobian_covariance(fit).errors,
-        "hessian": hessian_covariance(fit).errors,
-        "sandwich": sandwich_covariance(fit).errors,
-    }
-    if fit.data.groups is not None:
-        kinds["cluster_sandwich"] = sandwich_covariance(fit, clustered=True).errors
-    rows = []
-    for quantity, interval in zip(quantities, profiles, strict=False):
-        row = _interval_row(quantity, interval, draws, level)
-        row["errors"] = {kind: errors[quantity.name] for kind, errors in kinds.items()}
-        rows.append(row)
-    return rows
-
-
-def _interval_row(
-    quantity: Quantity, interval: ProfileInterval, draws: Bootstrap | None, level: float
-) -> dict[str, Any]:
-    """Estimate, the interval that is printed, and the profile's beside it; an open end is infinite."""
-    profiled = [interval.lower, interval.upper]
-    printed: list[float] | None = profiled
-    deviation = None
-    if draws is not None:
-        printed = bootstrap_interval(draws, quantity, level)
-        values = draws.values(quantity)
-        deviation = float(values[np.isfinite(values)].std(ddof=1))
-    return {
-        "name": quantity.name,
-        "estimate": interval.estimate,
-        "interval": printed,
-        "bootstrap_sd": deviation,
-        "profile": profiled,
-    }
-
-
-def _profile_data(interval: ProfileInterval) -> dict[str, Any]:
-    good = np.isfinite(interval.values)
-    data = asdict(interval)
-    return {**data, "values": interval.values[good].tolist(), "deviances": interval.deviances[good].tolist()}
 
 
 def _bootstrap_facts(draws: Bootstrap | None, question: Question) -> dict[str, Any] | None:
@@ -244,7 +177,7 @@ def _regime(law: AdditiveLaw, data: Observations, question: Question) -> dict[st
         return None
     width = "width" if "width" in law.columns else None
     found = regime_test(law, data, depth, width, question.objective, level=question.level)
-    return {**asdict(found), "exponent": _profile_data(found.exponent)}
+    return {**asdict(found), "exponent": profile_data(found.exponent)}
 
 
 def _validation(fit: Fit, has_budget: bool, question: Question) -> list[dict[str, Any]]:

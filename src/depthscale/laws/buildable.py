@@ -175,6 +175,22 @@ def joined(parts: Sequence[Candidates]) -> Candidates:
     return Candidates(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Candidates)))
 
 
+def deep_enough(candidates: Candidates, offset: float) -> Candidates:
+    """Shapes whose depth is positive under every form's convention."""
+    keep = candidates.blocks * candidates.rounds > offset
+    if not keep.any():
+        raise ConfigError(f"every shape that fits has at most {offset:g} layers; expected a larger budget")
+    return candidates.take(keep)
+
+
+def thinned(values: Sequence[float] | Array, most: int) -> list[float]:
+    """At most that many of the distinct values, evenly over their order, both ends among them."""
+    unique = np.unique(values)
+    picked = np.unique(np.linspace(0, len(unique) - 1, min(most, len(unique))).round().astype(int))
+    result: list[float] = unique[picked].tolist()
+    return result
+
+
 def _parameters(shape: Mapping[str, float]) -> float:
     for name in ("parameters", "unrolled_parameters"):
         if name in shape:

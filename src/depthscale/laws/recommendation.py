@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,25 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
-from depthscale.laws.allocation import EXTRAPOLATION, Allocation, Form, allocate, most_useful_run, predict_all
-from depthscale.laws.analysis import bootstrap_interval
+from depthscale.laws.allocation import EXTRAPOLATION, Allocation, Form, allocate, predict_all
 from depthscale.laws.buildable import (
     CONVENTIONAL_ASPECT,
     Spending,
     center_of,
     closed_optimum,
-    grid,
-    joined,
+    deep_enough,
     limits_of,
     require_known,
     shapes_around,
+    thinned,
 )
-from depthscale.laws.candidates import WIDTH_STEP, Candidates, Limits, ShapeTemplate, enumerate_candidates
-from depthscale.laws.frontier import WIDTH_DEPTH_PARAMETERS, Budget, frontier_exponent
+from depthscale.laws.candidates import WIDTH_STEP, Candidates, ShapeTemplate
+from depthscale.laws.closed_form import closed_form
+from depthscale.laws.frontier import Budget
 from depthscale.laws.law import AdditiveLaw
-from depthscale.laws.profiling import profile
-from depthscale.laws.quantities import Quantity, ratio
 from depthscale.laws.spending import closed_budget, spent
+from depthscale.laws.useful_run import Workshop, propose_run
 
 Array = NDArray[np.float64]
 
@@ -38,9 +36,6 @@ _WIDER = 3.0
 _ROUNDS = (1, 2, 3, 4, 6, 8)
 _SHOWN_SHAPES = 12
 _MAP_LINES = 48
-_RUN_LINES = 24
-_A_LITTLE_BEYOND = 2.0  # how far from the rows a proposed run may lie
-_RUN_COSTS = (1 / 30, 1 / 10, 1 / 3, 1.0, 3.0)  # of the rows' largest budget
 
 
 @dataclass(frozen=True)
@@ -102,14 +97,16 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     center = center_of(law, optimum, growth, wish.aspect)
     offset = max(form.depth_offset for form in forms)
     for reach in (_REACH, _REACH * _WIDER):
-        candidates = _deep_enough(shapes_around(wish.template, limits, center, reach, rounds, aspect), offset)
+        candidates = deep_enough(shapes_around(wish.template, limits, center, reach, rounds, aspect), offset)
         found = allocate(candidates, forms, wish.level, wish.seed)
         edges = _at_edge(found, candidates)
         if not edges:
             break
     if edges and reads_shape:
         notes.append(f"the interval of {' and '.join(edges)} reaches the edge of the shapes that were tried")
-    result = _as_data(found, candidates, forms, wish)
+    chosen = [candidates.columns[name] == found.best[name] for name in ("width", "blocks", "rounds")]
+    here = candidates.take(np.logical_and.reduce(chosen))
+    result = _as_data(found, candidates, here, forms, wish)
     largest = float(spent(budget, fit.data.columns).max())
     cost = float(spent(budget, {name: np.array([value]) for name, value in found.best.items()} | _held(budget))[0])
     result["beyond_data"]["flops"] = max(1.0, cost / largest)
@@ -117,48 +114,16 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     result["map"] = _map(candidates, forms[0], found.loss) if reads_shape else None
     result["closed_form"] = closed_form(forms[0], budget, wish.level)
     result["closed_optimum"] = {"flops": compute, **optimum}
-    result["most_useful_run"] = _useful_run(forms[0], found, candidates, budget, wish, aspect, rounds, offset)
+    result["most_useful_run"] = propose_run(
+        forms[0],
+        here,
+        budget,
+        Workshop(wish.template, wish.unique_tokens, rounds, wish.aspect, reads_shape),
+        offset,
+    )
     result["title"] = _title(result)
     result["notes"] = notes
     return result, candidates
-
-
-def closed_form(form: Form, budget: Budget, level: float) -> list[dict[str, Any]]:
-    """How the optimum's columns grow with each other and with compute, and whether a theory's exponent is allowed.
-
-    At the optimum a_j c_j x_j^-a_j / k_j is the same for every column j: x_i ~ x_j^(a_j / a_i).
-    """
-    law = form.fit.law
-    assert isinstance(law, AdditiveLaw), "fit files hold additive laws"
-    exponent = {column: law.factor_of(column)[1].exponent for column in budget.powers}
-    asked: list[tuple[str, Quantity, float | None]] = []
-    deep = next((name for name in ("depth", "blocks") if name in exponent), None)
-    if deep is not None and "width" in exponent:
-        asked.append((f"width ~ {deep}^e", ratio(exponent[deep], exponent["width"]), 1.0))
-        if deep == "depth":
-            by_size = Quantity("e", lambda p: frontier_exponent(law, p, WIDTH_DEPTH_PARAMETERS))
-            asked.append(("size terms of the loss ~ parameters^-e", by_size, 1 / 3))
-    if set(exponent) == {"parameters", "tokens"}:
-        asked.append(("tokens ~ parameters^e", ratio(exponent["parameters"], exponent["tokens"]), 1.0))
-    for column, name in exponent.items():
-        growth = Quantity("e", lambda p, name=name: frontier_exponent(law, p, budget) / p[name])  # type: ignore[misc]
-        asked.append((f"{column} ~ FLOPs^e", growth, None))
-    intervals = profile(form.fit, [quantity for _, quantity, _ in asked], level)
-    rows = []
-    for (words, quantity, theory), profiled in zip(asked, intervals, strict=True):
-        interval = bootstrap_interval(form.draws, quantity, level)
-        inside = None if theory is None or interval is None else interval[0] <= theory <= interval[1]
-        rows.append(
-            {
-                "law": words,
-                "exponent": profiled.estimate,
-                "interval": interval,
-                "profile": [profiled.lower, profiled.upper],
-                "theory": theory,
-                "theory_inside": inside,
-            }
-        )
-    return rows
 
 
 def _held(budget: Budget) -> dict[str, Array]:
@@ -168,7 +133,7 @@ def _held(budget: Budget) -> dict[str, Array]:
 def _map(candidates: Candidates, form: Form, least: float) -> dict[str, Any]:
     """Share of loss above the least over width and visits, thinned to a grid for a figure; None where nothing fits."""
     losses = predict_all(form, candidates, _estimate(form))[0] / least - 1
-    widths, depths = _thinned(candidates.width), _thinned(candidates.blocks * candidates.rounds)
+    widths, depths = thinned(candidates.width, _MAP_LINES), thinned(candidates.blocks * candidates.rounds, _MAP_LINES)
     visits = candidates.blocks * candidates.rounds
     table: list[list[float | None]] = []
     for depth in depths:
@@ -180,24 +145,9 @@ def _map(candidates: Candidates, form: Form, least: float) -> dict[str, Any]:
     return {"widths": widths, "depths": depths, "above_best": table}
 
 
-def _thinned(values: NDArray[Any], most: int = _MAP_LINES) -> list[float]:
-    unique = np.unique(values)
-    picked = np.unique(np.linspace(0, len(unique) - 1, min(most, len(unique))).round().astype(int))
-    result: list[float] = unique[picked].tolist()
-    return result
-
-
 def _estimate(form: Form) -> Array:
     values = form.fit.parameters
     return np.array([[values[name] for name in form.fit.law.parameters]])
-
-
-def _deep_enough(candidates: Candidates, offset: float) -> Candidates:
-    """Shapes whose depth is positive under every form's convention."""
-    keep = candidates.blocks * candidates.rounds > offset
-    if not keep.any():
-        raise ConfigError(f"every shape that fits has at most {offset:g} layers; expected a larger budget")
-    return candidates.take(keep)
 
 
 def _at_edge(found: Allocation, candidates: Candidates) -> list[str]:
@@ -210,7 +160,9 @@ def _at_edge(found: Allocation, candidates: Candidates) -> list[str]:
     return names
 
 
-def _as_data(found: Allocation, candidates: Candidates, forms: Sequence[Form], wish: Wish) -> dict[str, Any]:
+def _as_data(
+    found: Allocation, candidates: Candidates, here: Candidates, forms: Sequence[Form], wish: Wish
+) -> dict[str, Any]:
     best, template = found.best, wish.template
     width = int(best["width"])
     shape = template.shape(width, int(best["blocks"]), int(best["rounds"]))
@@ -229,7 +181,7 @@ def _as_data(found: Allocation, candidates: Candidates, forms: Sequence[Form], w
             "key_value_heads": shape.num_key_value_heads,
             "intermediate_size": shape.intermediate_size,
             "flops": best["flops_per_token"] * best["tokens"],
-            "memory": float(candidates.take(_same(candidates, best)).memory[0]),
+            "memory": float(here.memory[0]),
         },
         "loss": found.loss,
         "level": found.level,
@@ -249,15 +201,6 @@ def _as_data(found: Allocation, candidates: Candidates, forms: Sequence[Form], w
             "shapes": order,
         },
     }
-
-
-def _same(candidates: Candidates, best: dict[str, float]) -> NDArray[np.bool_]:
-    result: NDArray[np.bool_] = (
-        (candidates.width == best["width"])
-        & (candidates.blocks == best["blocks"])
-        & (candidates.rounds == best["rounds"])
-    )
-    return result
 
 
 def _spread(near: Candidates, least: float, form: Form) -> list[dict[str, float]]:
@@ -280,66 +223,6 @@ def _spread(near: Candidates, least: float, form: Form) -> list[dict[str, float]
         }
         for i in picked
     ]
-
-
-def _useful_run(
-    form: Form,
-    found: Allocation,
-    candidates: Candidates,
-    budget: Budget,
-    wish: Wish,
-    aspect: float | None,
-    rounds: Sequence[int],
-    offset: float,
-) -> dict[str, float] | None:
-    """The run, at most three times as dear as the rows' dearest and near their range, that would help most."""
-    data = form.fit.data
-    largest = float(spent(budget, data.columns).max())
-    goal = found.best["flops_per_token"] * found.best["tokens"]
-    parts = []
-    low_width, high_width, low_depth, high_depth = _run_range(data.columns, wish.aspect)
-    heads = wish.template.num_key_value_heads or wish.template.queries_per_key_value
-    step = math.lcm(WIDTH_STEP, wish.template.head_dim * heads)
-    widths = _thinned(np.array(grid(low_width, high_width, step, math.sqrt(low_width * high_width))), _RUN_LINES)
-    depths = _thinned(np.array(grid(low_depth, high_depth, 1, math.sqrt(low_depth * high_depth))), _RUN_LINES)
-    for share in _RUN_COSTS:
-        cost = min(largest * share, goal)
-        try:
-            limits = Limits(flops=cost, unique_tokens=wish.unique_tokens)
-            part = enumerate_candidates(wish.template, limits, [*map(int, widths)], [*map(int, depths)], rounds)
-            parts.append(_near_rows(_deep_enough(part, offset), form, aspect))
-        except ConfigError:
-            continue
-    runs = joined(parts) if parts else None
-    if runs is None or not len(runs.width):
-        return None
-    best, removed = most_useful_run(form, candidates.take(_same(candidates, found.best)), runs)
-    names = ("width", "blocks", "rounds", "tokens", "parameters")
-    chosen = {name: float(runs.columns[name][best]) for name in names}
-    return {**chosen, "flops": float(runs.flops[best]), "variance_removed": removed}
-
-
-def _run_range(columns: Any, aspect: float) -> tuple[float, float, float, float]:
-    if "width" in columns and ("depth" in columns or "blocks" in columns):
-        width, depth = columns["width"], columns.get("depth", columns.get("blocks"))
-    else:
-        size = columns.get("parameters", columns.get("unrolled_parameters"))
-        depth = (size / (12 * aspect**2)) ** (1 / 3)
-        width = aspect * depth
-    reach = _A_LITTLE_BEYOND
-    return width.min() / reach, width.max() * reach, max(depth.min() / reach, 1.0), depth.max() * reach
-
-
-def _near_rows(runs: Candidates, form: Form, aspect: float | None) -> Candidates:
-    keep = np.ones(len(runs.width), dtype=np.bool_)
-    columns = form.columns(runs)
-    for name in form.fit.law.columns:
-        values = form.fit.data.column(name)
-        keep &= (columns[name] >= values.min() / _A_LITTLE_BEYOND) & (columns[name] <= values.max() * _A_LITTLE_BEYOND)
-    if aspect is not None:
-        visits = runs.blocks * runs.rounds
-        keep &= (runs.width > visits * aspect / 2) & (runs.width < visits * aspect * 2)
-    return runs.take(keep)
 
 
 def _title(result: dict[str, Any]) -> str:

@@ -122,6 +122,16 @@ def refit_each(fit: Fit, weights: Array, observed: Array | None = None) -> tuple
     return parameters, good
 
 
+def finite_interval(result: Bootstrap, quantity: Quantity, level: float) -> list[float] | None:
+    """Percentile interval over the replicates in which the quantity exists; None where it exists in none."""
+    values = result.values(quantity)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return [float(low), float(high)]
+
+
 def percentile_intervals(
     result: Bootstrap, quantities: Sequence[Quantity], level: float = 0.95
 ) -> dict[str, tuple[float, float]]:

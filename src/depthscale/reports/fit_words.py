@@ -17,15 +17,20 @@ _VERDICT_WORDS = {
     "neither": "neither: these rows reject both 1 and 3",
 }
 
+#: Widths and the like are printed whole within this range.
+_WHOLE = (1e4, 1e6)
+
 
 def value(number: float | None, digits: int = 4) -> str:
     """A number for print; infinite where an interval is open.
 
     Example:
-        >>> value(1.32513), value(None), value(2.5e10)
-        ('1.325', 'open', '2.5e+10')
+        >>> value(1.32513), value(None), value(12928.0), value(2.5e10)
+        ('1.325', 'open', '12,928', '2.5e+10')
     """
-    return "open" if number is None else f"{number:.{digits}g}"
+    if number is None:
+        return "open"
+    return f"{number:,.0f}" if _WHOLE[0] <= abs(number) < _WHOLE[1] else f"{number:.{digits}g}"
 
 
 def ends(interval: Sequence[float | None] | None, digits: int = 4) -> str:

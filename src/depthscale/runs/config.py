@@ -240,6 +240,8 @@ class TrainConfig(ConfigPart):
         eval_every: steps between evaluations on the tuning split; the last step is always evaluated.
         eval_rows: rows of each evaluation split that are used; None means all.
         checkpoint_every: steps between checkpoints; None means only at the end.
+        log_alignment_every: steps between measurements of the visits' alignment, which leave the run as it is, bit for
+            bit; None measures nothing.
         divergence_factor: a run whose training loss exceeds this times its first loss has diverged.
         num_threads: CPU threads; one per worker in a study.
     """
@@ -264,6 +266,7 @@ class TrainConfig(ConfigPart):
     eval_rows: PositiveInt | None = None
     checkpoint_every: PositiveInt | None = None
     log_every: PositiveInt = 10
+    log_alignment_every: PositiveInt | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     compile_blocks: bool = False
     checkpoint_visits: bool = False

@@ -24,10 +24,13 @@ def training_result(
 ) -> dict[str, Any]:
     """Evaluate the trained model on both held-out splits and put down all that the run was and cost, as plain data."""
     seconds = recorder.seconds
-    final = {split: trainer.loss_on(split) for split in ("tuning", "report")}
+    records = read_metrics(trainer.metrics_path)
+    final = {
+        "tuning": _loss_at(records, trainer.state.global_step) or trainer.loss_on("tuning"),
+        "report": trainer.loss_on("report"),
+    }
     # The smallest loss that token frequencies alone allow on the very tokens evaluated.
     floors = {split: loss.pop("unigram_entropy_nats") for split, loss in final.items()}
-    records = read_metrics(trainer.metrics_path)
     evaluations = [record["loss_nats"] for record in records if record["kind"] == "evaluation"]
     outcome, reason = judge(
         divergence=recorder.divergence,
@@ -105,6 +108,16 @@ def training_result(
         "precision": config.train.precision,
         "num_threads": torch.get_num_threads(),
     }
+
+
+def _loss_at(records: list[dict[str, Any]], step: int) -> dict[str, Any] | None:
+    """The evaluation made at ``step``, which a run that broke off has not."""
+    record = _last(records, "evaluation")
+    if record is None or record["step"] != step:
+        return None
+    measured = {key: value for key, value in record.items() if key not in ("step", "kind", "split")}
+    # A loss that is not finite stands as null in the file.
+    return measured | {"loss_nats": math.inf if measured["loss_nats"] is None else measured["loss_nats"]}
 
 
 def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

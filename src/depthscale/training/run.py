@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock, Timeout
 from rich.console import Console
 from safetensors import SafetensorError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from depthscale.errors import CheckpointError, ConfigError, ResultError, RunInterruptedError
@@ -31,6 +31,8 @@ from depthscale.runs.layout import (
 from depthscale.runs.manifest import is_intact, sync_files
 from depthscale.runs.metrics import append_metric
 from depthscale.runs.results import read_result, result_path, write_result
+from depthscale.training.alignment_log import AlignmentLog
+from depthscale.training.alignment_points import Settings
 from depthscale.training.model import build_model, model_config
 from depthscale.training.prepare import PreparedData, prepare_data
 from depthscale.training.progress import ProgressBar
@@ -99,7 +101,9 @@ def _train(
     metrics_path = directory / METRICS_FILE
     tokens_per_step = config.train.batch_rows * config.train.accumulation * config.data.context_length
     recorder = RunRecorder(config.train, metrics_path, tokens_per_step, interruption)
-    callbacks = [recorder, ProgressBar(console, tokens_per_step)]
+    callbacks: list[TrainerCallback] = [recorder, ProgressBar(console, tokens_per_step)]
+    if config.train.log_alignment_every:
+        callbacks.append(AlignmentLog(config.train.log_alignment_every, data, Settings(), metrics_path))
     if config.train.tensorboard:
         callbacks.append(tensorboard_callback(directory / TENSORBOARD))
     state_directory = directory / TRAINING_STATE
