@@ -122,7 +122,10 @@ def test_stuck_and_diverged_runs_count(tmp_path: Path) -> None:
     assert lost["bits_per_byte"] == pytest.approx(UNIFORM_LOSS / math.log(2) / 3.1)
     words = pair(comparison, "rule", "deeploop", 4)["words"]
     assert "1 diverged of 10" in words
-    assert any("deeploop-r4-s0" in warning for warning in comparison["warnings"])
+    assert any("diverged" in w and "1 of 5 of deeploop at R = 4" in w for w in comparison["warnings"])
+    assert any("got stuck" in w and "1 of 5 of deepnorm at R = 4" in w for w in comparison["warnings"])
+    rule = next(sentence for sentence in comparison["verdict"] if sentence.startswith("Rule at R = 4"))
+    assert rule.count("1 of 10 runs did not train") == 2
     assert pair(comparison, "rule", "deeploop", 4)["interval_trained"]["num_pairs"] == 4
 
 
@@ -173,13 +176,26 @@ def test_what_weakens_a_comparison_is_said(tmp_path: Path, changes: dict[str, An
     assert any(expected in warning for warning in warnings), warnings
 
 
+def test_a_diverged_run_counts_as_knowing_nothing_even_with_good_weights_left(tmp_path: Path) -> None:
+    """Non-finite steps are skipped, so a run that diverged may end on weights that were fine before."""
+    left = {"training": {("deepnorm", 4, seed): {"outcome": "diverged"} for seed in range(5)}}
+    comparison = compare_runs(write_synthetic_study(tmp_path, **left))
+    for run in cell(comparison, "deepnorm", 4)["runs"]:
+        assert run["loss_nats"] == pytest.approx(UNIFORM_LOSS)
+    assert pair(comparison, "rule", "deepnorm", 4)["interval"]["mean"] > 0
+
+
 def test_a_rate_at_the_edge_of_its_grid_is_said(tmp_path: Path) -> None:
     write_synthetic_study(tmp_path)
-    path = tmp_path / "results" / "tuning.json"
-    tuning = json.loads(path.read_text())
-    tuning["cells"][0]["at_edge"] = True
-    path.write_text(json.dumps(tuning))
-    assert any("edge of its grid" in w and "pre at R = 1" in w for w in compare_runs(tmp_path)["warnings"])
+    path = tmp_path / "study.json"
+    document = json.loads(path.read_text())
+    document["config"]["study"]["rates"] = [
+        {"arm": "pre", "rounds": 1, "lr": 1e-3, "source": "tuning", "at_edge": True},
+        {"arm": "pre", "rounds": 4, "lr": 1e-3, "source": "tuning"},
+    ]
+    path.write_text(json.dumps(document))
+    (warning,) = [w for w in compare_runs(tmp_path)["warnings"] if "edge of its grid" in w]
+    assert warning.endswith("a better one may exist: pre at R = 1.")
 
 
 def test_a_result_of_another_seed_is_refused(tmp_path: Path) -> None:

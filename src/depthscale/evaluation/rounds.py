@@ -159,6 +159,9 @@ def trained_rounds(config: LoopedLMConfig, run: RunConfig | None) -> tuple[int, 
     """
     if run is not None and run.train.rounds is not None:
         return run.train.rounds.minimum, run.train.rounds.resolved_maximum
+    # A checkpoint without its run carries the range in its provenance.
+    if drawn := (config.residual_rule or {}).get("random_rounds"):
+        return int(drawn[0]), int(drawn[1])
     rounds = own_rounds(config)
     return rounds, rounds
 

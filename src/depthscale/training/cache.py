@@ -34,14 +34,14 @@ def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None]) -> P
     Raises:
         DataError: the cache cannot be written.
     """
-    folder = cache_dir / key
+    folder, lock = cache_dir / key, cache_dir / f".{key}.lock"
     if is_intact(folder):
         return folder
     temporary: Path | None = None
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         # The workers of a study start together: one builds, the others wait for it.
-        with FileLock(cache_dir / f"{key}.lock"):
+        with FileLock(lock):
             if is_intact(folder):
                 return folder
             temporary = cache_dir / f".{uuid.uuid4().hex}"
@@ -55,6 +55,8 @@ def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None]) -> P
             f" free space there, or set {CACHE_VARIABLE} to another folder"
         ) from error
     finally:
+        # Two that hold a lock of this name at once can only be slow, not wrong: folders are installed by renaming.
+        lock.unlink(missing_ok=True)
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
