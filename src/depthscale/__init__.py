@@ -9,6 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from depthscale.alignment.gradients import per_visit_gradients
+    from depthscale.alignment.measure import measure_alignment
+    from depthscale.alignment.retrofit import ScaledResidual, apply_init_gain
+    from depthscale.alignment.tracing import trace_visits
     from depthscale.budget import ModelShape, count_parameters, flops_per_token, kv_cache_bytes_per_token
     from depthscale.errors import DepthscaleError
     from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
@@ -39,6 +43,10 @@ _HOMES = {
     ),
     "depthscale.budget": ("ModelShape", "count_parameters", "flops_per_token", "kv_cache_bytes_per_token"),
     "depthscale.nn": ("LoopedLMConfig", "LoopedLMForCausalLM"),
+    "depthscale.alignment.tracing": ("trace_visits",),
+    "depthscale.alignment.retrofit": ("ScaledResidual", "apply_init_gain"),
+    "depthscale.alignment.gradients": ("per_visit_gradients",),
+    "depthscale.alignment.measure": ("measure_alignment",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -61,6 +69,11 @@ __all__ = [  # noqa: RUF022 - grouped by home, as the reference lists them
     "kv_cache_bytes_per_token",
     "LoopedLMConfig",
     "LoopedLMForCausalLM",
+    "trace_visits",
+    "ScaledResidual",
+    "apply_init_gain",
+    "per_visit_gradients",
+    "measure_alignment",
 ]
 
 
