@@ -11,6 +11,7 @@ import torch
 from tiny_run import make_run, write_corpus
 
 from depthscale.cli.main import main
+from depthscale.errors import DataError
 from depthscale.evaluation import harness
 
 torch.set_num_threads(1)
@@ -81,10 +82,102 @@ def test_the_default_is_the_curve_as_json_on_another_corpus(
     arguments = ("--corpus", str(other), "--max-rows", "4", "--out", str(tmp_path / "out"), "--json")
     assert run(monkeypatch, "evaluate", str(trained / "checkpoint"), *arguments) == 0
     printed = json.loads(capsys.readouterr().out)["evaluation"]
-    assert [point["rounds"] for point in printed["rounds"]["kept"]] == [1, 2, 3, 4, 8, 16]
+    assert [point["rounds"] for point in printed["rounds"]["kept"]] == [1, 2, 3, 6, 12]
     assert printed["notes"] == ["the corpus is not the run's own; whether training saw its text is not known"]
     written = json.loads((tmp_path / "out" / "results" / "evaluation.json").read_text())
     assert written["rounds"] == printed["rounds"]
+
+
+def test_a_section_that_was_not_asked_for_is_kept(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asking for exits alone once threw the curve over rounds away."""
+    shutil.copytree(trained, tmp_path / "run")
+    where = tmp_path / "run" / "results" / "evaluation.json"
+    where.unlink(missing_ok=True)
+
+    def evaluate(*arguments: str) -> tuple[dict, dict]:
+        assert run(monkeypatch, "evaluate", str(tmp_path / "run"), "--json", *arguments) == 0
+        return json.loads(capsys.readouterr().out)["evaluation"], json.loads(where.read_text())
+
+    _, first = evaluate("--rounds", "1", "--max-rows", "2")
+    printed, second = evaluate("--exits", "--max-rows", "2")
+    assert second["rounds"] == first["rounds"]
+    assert second["exits"] == printed["exits"]
+    assert printed["rounds"] is None  # only what was measured now
+    _, third = evaluate("--rounds", "2", "--max-rows", "2")
+    assert third["exits"] == second["exits"]
+    assert [point["rounds"] for point in third["rounds"]["kept"]] == [2, 3]
+    # Other rows are another measurement, whose sections may not stand in one file with these.
+    assert evaluate("--exits", "--max-rows", "3")[1]["rounds"] is None
+
+
+def test_the_run_directory_holds_the_report_split_of_its_own_corpus_only(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_corpus(tmp_path / "other", 30)
+    for arguments in (("--split", "tuning"), ("--corpus", str(other)), ("--tasks", "local", "--split", "train")):
+        assert run(monkeypatch, "evaluate", str(trained), *arguments) == 2
+        assert "name another directory with --out" in last_line(capsys.readouterr().err)
+    arguments = ("--split", "tuning", "--rounds", "1", "--max-rows", "1", "--out", str(tmp_path / "out"))
+    assert run(monkeypatch, "evaluate", str(trained), *arguments) == 0
+    assert json.loads((tmp_path / "out" / "results" / "evaluation.json").read_text())["split"] == "tuning"
+
+
+def test_what_was_measured_is_written_before_the_next_part(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(*arguments: object, **named: object) -> None:
+        raise DataError("the tasks cannot be had")
+
+    monkeypatch.setattr(harness, "run_tasks", fault)
+    arguments = ("--rounds", "1", "--max-rows", "1", "--tasks", "local", "--out", str(tmp_path / "out"))
+    assert run(monkeypatch, "evaluate", str(trained), *arguments) == 2
+    assert "the tasks cannot be had" in last_line(capsys.readouterr().err)
+    assert (tmp_path / "out" / "results" / "evaluation.json").exists()
+
+
+def test_names_are_checked_before_anything_is_measured(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--rounds", "1", "--max-rows", "1", "--tasks", "locl", "--out", str(tmp_path / "out"))
+    assert run(monkeypatch, "evaluate", str(trained), *arguments) == 2
+    shown = capsys.readouterr().err
+    assert "did you mean 'local'" in last_line(shown)
+    assert "nats per token" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_tasks_from_the_network_need_no_corpus(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exported folder belongs to no run and has no corpus."""
+    shutil.copytree(trained / "checkpoint", tmp_path / "model")
+    asked = []
+
+    def answer(model: object, tokenizer: object, tasks: list[str], **named: object) -> list[harness.TaskScore]:
+        asked.append((tasks, named["local_directory"]))
+        return [harness.TaskScore("piqa", 0, "acc", 0.5, 0.1, 2, True, ("a", "b"), (0.0, 1.0))]
+
+    monkeypatch.setattr(harness, "run_tasks", answer)
+    arguments = ("--tasks", "deeploop,piqa,deeploop", "--out", str(tmp_path / "out"))
+    assert run(monkeypatch, "evaluate", str(tmp_path / "model"), *arguments) == 0
+    assert "piqa" in capsys.readouterr().out
+    assert asked == [(["deeploop"], None)]
+    result = json.loads((tmp_path / "out" / "results" / "tasks.json").read_text())
+    assert (result["tasks"], result["corpus"], result["split"]) == (["deeploop"], None, None)
+
+
+def test_prompts_that_were_cut_are_noted(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--tasks", "local_cloze", "--shots", "10", "--limit", "3", "--out", str(tmp_path))
+    assert run(monkeypatch, "evaluate", str(trained), *arguments) == 0
+    note = "at 10 shots 3 of 3 prompts were longer than the context and lost their beginning"
+    assert f"Note: {note}." in capsys.readouterr().err
+    result = json.loads((tmp_path / "results" / "tasks.json").read_text())
+    assert result["notes"] == [note]
+    assert (result["shots"], result["prompts"]) == ([10], [{"num_fewshot": 10, "asked": 3, "cut": 3}])
 
 
 def test_local_tasks(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +214,11 @@ def test_export(
         (("--rounds", "1-4"), "--rounds came as '1-4'"),
         (("--rounds", "1.5"), "--rounds came as '1.5'"),
         (("--rounds", ""), "--rounds came as ''"),
+        (("--rounds", "2,5000"), "--rounds came as '2,5000'; expected whole numbers of at least 1 and at most 4096"),
+        (("--rounds", "9" * 5000), "at most 4096"),
+        (("--shots", "1"), "--shots came without --tasks"),
+        (("--rounds", "1", "--limit", "3"), "--limit came without --tasks"),
+        (("--tasks", "local", "--shots", "999"), "999 shots were asked, but task 'local_continuation' has"),
         (("--rounds", "1", "--split", "reprot"), "did you mean 'report'"),
         (("--corpus", "/nowhere/at/all"), "/nowhere/at/all"),
         (("--tasks", "locl"), "unknown task 'locl'; did you mean 'local'"),

@@ -63,6 +63,30 @@ def test_the_new_text_goes_to_stdout_streamed_or_not(
     assert len(texts[0]) > 1
 
 
+def test_without_a_number_the_text_fills_what_room_the_context_has(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default of 100 tokens once refused every prompt of a model with a small context."""
+    assert run(monkeypatch, str(run_directory), "--prompt", "the cat") == 0
+    number = int(capsys.readouterr().err.split(" tokens, ")[0].splitlines()[-1])
+    assert 0 < number <= 48 - len("the cat")
+
+
+def test_tokens_may_leave_the_loop_by_a_rule(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def text(*arguments: str) -> tuple[str, str]:
+        assert run(monkeypatch, str(run_directory), "--prompt", "the cat", "--max-new-tokens", "12", *arguments) == 0
+        shown = capsys.readouterr()
+        return shown.out, shown.err
+
+    for threshold, rounds in (("1e9", 1), ("0", 6)):
+        # A signal is never exactly 0 here, nor above a billion: all leave at once, or none before the last round.
+        found, said = text("--exit-rule", "entropy", "--exit-threshold", threshold, "--rounds", "6")
+        assert found == text("--rounds", str(rounds))[0]
+        assert f"{rounds}.00 rounds a token" in said
+
+
 def test_draws_follow_the_seed_and_rounds_change_the_text(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +106,17 @@ def test_draws_follow_the_seed_and_rounds_change_the_text(
         (["--prompt", "x" * 60], "60 tokens, which leaves no room in this model's context of 48; shorten it to 47"),
         (["--prompt", "x" * 20, "--max-new-tokens", "40"], "ask for at most 28 new tokens"),
         (["--prompt", "x", "--rounds", "0"], "rounds came as 0; expected at least 1"),
+        (["--prompt", "x", "--rounds", "5000"], "rounds came as 5000; expected at most 4096"),
+        (["--prompt", "x", "--exit-rule", "kl"], "--exit-rule and --exit-threshold go together"),
+        (["--prompt", "x", "--exit-threshold", "1"], "--exit-rule and --exit-threshold go together"),
+        (["--prompt", "x", "--exit-rule", "k", "--exit-threshold", "1"], "unknown exit rule 'k'"),
+        (["--prompt", "x", "--exit-rule", "kl", "--exit-threshold", "-1"], "the exit threshold came as -1"),
+        (["--prompt", "x", "--exit-rule", "kl", "--exit-threshold", "nan"], "the exit threshold came as nan"),
+        (["--prompt", "x", "--exit-rule", "kl", "--exit-threshold", "1", "--temperature", "1"], "leave out"),
+        (
+            ["--prompt", "x" * 20, "--exit-rule", "kl", "--exit-threshold", "1", "--max-new-tokens", "40"],
+            "ask for at most 28 new tokens",
+        ),
         (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens came as 0"),
         (["--prompt", "x", "--temperature", "-1"], "temperature came as -1"),
         (["--prompt", "x", "--temperature", "nan"], "temperature came as nan"),

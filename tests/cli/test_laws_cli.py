@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,6 +200,10 @@ def with_cell(lines: list[str], row: int, column: int, text: str) -> list[str]:
             ("--columns", COLUMNS + ",parameters=N,flops=C"),
             "about 1e6 times 6 * parameters * tokens",
         ),
+        (table_lines(), ("--vocab", "1000", "--ffn-ratio", "0"), "MLP ratio came as 0.0"),
+        (table_lines(), ("--objective", "huber", "--delta", "inf"), "Huber delta came as inf"),
+        (table_lines(), ("--columns", COLUMNS + ",group=n_layers"), "--independent-rows"),
+        ([line.replace(",", ";") for line in table_lines()], (), "separated by semicolons"),
         (table_lines(), ("--below-loss-rank", "5", "--drop-highest-losses", "3"), "expected one rule"),
         (table_lines(), ("--depth-offset", "4"), "smaller --depth-offset"),
         (table_lines()[:5], (), "not certified"),
@@ -228,6 +234,10 @@ def test_bad_tables_are_one_line(
         (("--flops", "1e20", "--rounds", "a"), "expected whole numbers"),
         (("--flops", "1e20", "--mlp", "swigul"), "did you mean 'swiglu'"),
         (("--flops", "1e3"), "expected a larger budget"),
+        (("--flops", "1e50"), "positive number of at most 1e+40"),
+        (("--flops", "1e20", "--aspect", "0"), "aspect came as 0.0"),
+        (("--flops", "1e20", "--ffn-ratio", "0"), "MLP ratio came as 0.0"),
+        (("--flops", "1e20", "--unique-tokens", "-1"), "unique tokens came as -1.0"),
     ],
 )
 def test_bad_budgets_are_one_line(
@@ -239,6 +249,81 @@ def test_bad_budgets_are_one_line(
 ) -> None:
     assert run(monkeypatch, "allocate", str(fitted), *arguments, "--replicates", "50") == 2
     assert words in one_line(capsys.readouterr().err)
+
+
+def damaged_copy(fitted: Path, folder: Path, change: Callable[[dict[str, Any]], object] | None) -> Path:
+    """The fit's directory once more, with its result changed."""
+    shutil.copytree(fitted, folder, ignore=shutil.ignore_patterns("figures", "report.html", "allocation.json"))
+    if change is not None:
+        path = folder / "results" / "fit.json"
+        result = json.loads(path.read_text())
+        change(result)
+        path.write_text(json.dumps(result))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r["fit"]["certificate"].update(holds=False), "has no certificate that holds"),
+        (lambda r: r["fit"]["parameters"].update(alpha_l=1.2), "the stored alpha_l = 1.2 is not the minimum"),
+        (lambda r: r["fit"].update(data_sha256="0"), "the stored rows are not those of the stored fit"),
+        (lambda r: r["fit"].update(objective={"kind": 3}), "names no objective"),
+        (lambda r: r["fit"].pop("parameters"), "no stored fit"),
+        (lambda r: r.update(fit=3), "is damaged"),
+        (lambda r: r.pop("card"), "is damaged (KeyError('card'))"),
+        (lambda r: r.update(validation=3), "is damaged"),
+    ],
+    ids=["certificate", "parameters", "digest", "objective", "missing", "number", "card", "validation"],
+)
+def test_a_damaged_fit_is_one_line(
+    fitted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[dict[str, Any]], object],
+    words: str,
+) -> None:
+    folder = damaged_copy(fitted, tmp_path / "fit", change)
+    assert run(monkeypatch, "allocate", str(folder), "--flops", "1e20", "--replicates", "50") == 2
+    assert words in one_line(capsys.readouterr().err)
+
+
+def test_rows_that_were_not_fitted_are_one_line(
+    fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = damaged_copy(fitted, tmp_path / "fit", None)
+    rows = folder / "rows.csv"
+    lines = rows.read_text().splitlines()
+    for text, words in (
+        ("\n".join(lines[:-1]), "are not those of the stored fit"),
+        ("\n".join([*lines[:-1], lines[-1].rpartition(",")[0] + ",0"]), "are not those of the stored fit"),
+        ("\n".join([*lines[:-1], lines[-1].replace(",", ",x", 1)]), "is damaged"),
+        ("\n".join(line.partition(",")[2] for line in lines), "are not those of the stored fit"),
+        ("", "holds no rows"),
+    ):
+        rows.write_text(text)
+        assert run(monkeypatch, "allocate", str(folder), "--flops", "1e20", "--replicates", "50") == 2
+        assert words in one_line(capsys.readouterr().err)
+    rows.unlink()
+    assert run(monkeypatch, "allocate", str(folder), "--flops", "1e20", "--replicates", "50") == 2
+    assert "no table at" in one_line(capsys.readouterr().err)
+
+
+def test_allocate_builds_the_mlp_of_the_rows_and_says_how_its_intervals_fared(
+    fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--flops", "1e20", "--replicates", "50")
+    assert run(monkeypatch, "allocate", str(fitted), *arguments) == 0
+    shown = capsys.readouterr().out
+    assert "MLP ratio 2.67, a swiglu MLP" in shown
+    assert "when the rows' largest budgets were held out" in shown
+    folder = damaged_copy(fitted, tmp_path / "fit", lambda r: r["card"].update(mlp_ratio=4.0))
+    assert run(monkeypatch, "allocate", str(folder), *arguments, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["best"]["intermediate_size"] == 4 * result["best"]["width"]
+    assert result["asked"]["template"]["gated"] is False
+    assert not any("MLP ratio" in note for note in result["notes"])
 
 
 def test_allocate_without_a_fit(

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from depthscale.budget.flops import flops_per_token
+from depthscale.budget.parameters import ModelShape
 from depthscale.errors import PlanError
 from depthscale.evaluation.early_exit import (
     EXIT_RULES,
@@ -17,9 +19,11 @@ from depthscale.evaluation.early_exit import (
     measure_exits,
     round_ends,
 )
+from depthscale.evaluation.exit_flops import exit_flops_per_token
 from depthscale.evaluation.exit_generation import generate_with_exit
 from depthscale.evaluation.loss import evaluate_loss
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+from depthscale.plan import DepthPlan
 from depthscale.training.dataset import PackedCollator, PackedDataset
 
 torch.set_num_threads(1)
@@ -126,9 +130,35 @@ def test_a_measured_curve_goes_from_few_rounds_to_all(rule: str) -> None:
 
 
 def test_the_result_is_plain_data() -> None:
-    result = exits_to_dict(measure_exits(build(), rows(), COLLATE, rounds=2, batch_rows=4), lambda loss: loss / 2)
+    measured = measure_exits(build(), rows(), COLLATE, rounds=2, batch_rows=4)
+    result = exits_to_dict(measured, lambda loss: loss / 2, lambda rule, rounds: len(rule) * rounds)
+    for rule, curve in result["rules"].items():
+        assert all(point["flops_per_token"] == len(rule) * point["mean_rounds"] for point in curve["points"])
+    assert "same rows" in result["thresholds"]
     assert result["bits_per_byte_per_round"] == [loss / 2 for loss in result["loss_per_round"]]
     assert set(result["rules"]) == set(EXIT_RULES)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_flops_of_an_exit_are_those_of_the_truncated_model_and_of_the_predictions_on_the_way(plan: str) -> None:
+    def of_model(rounds: int) -> tuple[int, int]:
+        segments = [s if s.get("fixed") else {**s, "rounds": rounds} for s in PLANS[plan]]
+        config = build(segments).config
+        shape = ModelShape(
+            DepthPlan.from_dict({"segments": config.plan}), 97, 32, 4, 4, config.head_dim, config.intermediate_size
+        )
+        flops = flops_per_token(shape, 16)
+        return flops.forward, flops.head
+
+    config = build(PLANS[plan]).config
+    visit = (of_model(2)[0] - of_model(1)[0]) / 2
+    after = 2 if plan == "prelude and coda" else 0
+    for rounds in (1, 3):
+        forward, head = of_model(rounds)
+        assert exit_flops_per_token(config, 16, "state_change", rounds) == pytest.approx(forward)
+        extra = (rounds - 1) * (after * visit + head)
+        for rule in ("entropy", "kl"):
+            assert exit_flops_per_token(config, 16, rule, rounds) == pytest.approx(forward + extra)
 
 
 def test_a_plan_without_one_loop_is_refused() -> None:
@@ -190,3 +220,7 @@ def test_bad_prompts_are_refused() -> None:
         generate_with_exit(build(), torch.tensor([[1]]), **{**arguments, "rule": "mood"})
     with pytest.raises(ValueError, match="max_new_tokens"):
         generate_with_exit(build(), torch.tensor([[1]]), **{**arguments, "max_new_tokens": 0})
+    with pytest.raises(ValueError, match="a prompt of 3 tokens and 14 new ones exceed the context of 16"):
+        generate_with_exit(
+            build(max_position_embeddings=16), torch.tensor([[1, 2, 3]]), **{**arguments, "max_new_tokens": 14}
+        )

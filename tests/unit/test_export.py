@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors import SafetensorError
 from tiny_run import make_run
 
-from depthscale.errors import CheckpointError
-from depthscale.evaluation.checkpoint import load_model
+from depthscale.errors import CheckpointError, ResultError
+from depthscale.evaluation.checkpoint import load_model, load_model_and_tokenizer
 from depthscale.evaluation.export import export_model, model_card
 from depthscale.evaluation.results import evaluation_result
 from depthscale.evaluation.rounds import trained_rounds
@@ -125,6 +127,90 @@ def test_the_card_shows_the_runs_own_numbers_and_their_hash(run: Path) -> None:
     assert kept["loss_nats"] != recomputed["loss_nats"]
 
 
+def a_result(run: Path, **more: object) -> dict[str, object]:
+    data = json.loads((run / "results" / "training.json").read_text())["data"]
+    return {
+        "run_sha256": find_target(run).run_sha256(),
+        "corpus": data["corpus"],
+        "corpus_sha256": data["corpus_sha256"],
+        "split": "report",
+        "notes": [],
+        **more,
+    }
+
+
+def evaluation_of(run: Path, **more: object) -> dict[str, object]:
+    point = {"rounds": 3, "in_training": True, "loss_nats": 1.25, "bits_per_byte": 2.5}
+    return a_result(run, max_rows=None, rounds={"kept": [point], "recomputed": None}, exits=None, **more)
+
+
+def tasks_of(run: Path, **more: object) -> dict[str, object]:
+    score = {"task": "local_cloze", "num_fewshot": 0, "metric": "acc", "value": 0.75, "standard_error": 0.125}
+    return a_result(run, limit=None, scores=[{**score, "num_items": 12}], **more)
+
+
+@pytest.fixture
+def own(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run whose results a test may change."""
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "results" / "evaluation.json").unlink(missing_ok=True)
+    return tmp_path / "run"
+
+
+def card_of(run: Path) -> str:
+    model = load_model(run / "checkpoint")
+    return model_card(find_target(run), model.config, model.num_parameters())
+
+
+def test_the_card_shows_no_number_of_other_weights(own: Path) -> None:
+    write_result(own, "evaluation", evaluation_of(own, run_sha256="0" * 64))
+    write_result(own, "tasks", tasks_of(own, run_sha256=None))
+    card = card_of(own)
+    assert "Over rounds" not in card
+    assert "local_cloze" not in card
+    write_result(own, "evaluation", evaluation_of(own))
+    write_result(own, "tasks", tasks_of(own))
+    card = card_of(own)
+    assert "| 3 | 1.2500 | 2.5000 |" in card
+    assert "| local_cloze | 0 | acc | 0.7500 | 0.1250 | 12 |" in card
+
+
+def test_the_card_says_which_text_its_numbers_are_of(own: Path) -> None:
+    """Another corpus is named with its hash and its notes, and no folder of this machine is published."""
+    write_result(own, "tasks", tasks_of(own))
+    other = {"corpus": "/home/someone/secret/other.jsonl", "corpus_sha256": "f" * 64, "notes": ["it is not the run's"]}
+    write_result(own, "evaluation", evaluation_of(own, **other))
+    card = card_of(own)
+    above = card[: card.index("| R |")].splitlines()[-2]
+    assert "report split of `other.jsonl`, another text than the training corpus" in above
+    assert "f" * 64 in above
+    assert "Note: it is not the run's." in card
+    above = card[: card.index("| task |")].splitlines()[-2]
+    assert "report split of `corpus`:" in above
+    assert "another text" not in above
+    assert str(own.parent) not in card
+    assert "/home/someone" not in card
+    assert yaml.safe_load(card.split("---\n")[1])["model-index"][0]["results"][0]["dataset"]["type"] == "corpus"
+
+
+@pytest.mark.parametrize("content", ["{", '{"kind": "evaluation", "schema_version": 1, "run_sha256": "HASH"}'])
+def test_a_damaged_result_is_named(own: Path, tmp_path: Path, content: str) -> None:
+    path = own / "results" / "evaluation.json"
+    path.write_text(content.replace("HASH", str(find_target(own).run_sha256())))
+    with pytest.raises(ResultError, match=r"results/evaluation\.json is damaged"):
+        export_model(find_target(own), tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_tokenizer_beyond_the_vocabulary_is_refused(own: Path, tmp_path: Path) -> None:
+    """A tokenizer of another run beside the weights."""
+    tokenizer = load_model_and_tokenizer(own / "checkpoint")[1]
+    tokenizer.add_tokens(["<one more>"])
+    tokenizer.save_pretrained(own / "checkpoint")
+    with pytest.raises(CheckpointError, match="the model's vocabulary is 300; put the tokenizer it was trained with"):
+        export_model(find_target(own), tmp_path / "exported")
+
+
 def test_a_folder_with_files_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("mine")
@@ -134,9 +220,18 @@ def test_a_folder_with_files_is_left_alone(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "taken" / "file").read_text() == "mine"
 
 
-def test_an_export_that_fails_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device"),
+    ],
+)
+def test_an_export_that_fails_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def full(*arguments: object, **named: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
     with pytest.raises(CheckpointError, match="No space left"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, DynamicCache, GenerationConfig, TextStreamer, pipeline
 
 from depthscale.errors import ConfigError
+from depthscale.evaluation.checkpoint import default_device, load_model
 from depthscale.evaluation.generation import continue_text
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
 from depthscale.nn.cache import CACHE_FIELD
@@ -194,6 +196,20 @@ def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], words: s
         greedy(build(), tokens(), **arguments)
 
 
+def test_the_cache_named_dynamic_is_the_one_that_grows_with_the_rounds() -> None:
+    """transformers counts its slots by the plan's own rounds, which are too few here."""
+    model, ids = build(), tokens()
+    assert torch.equal(greedy(model, ids, rounds=6, cache_implementation="dynamic"), greedy(model, ids, rounds=6))
+
+
+def test_embeddings_that_do_not_fit_are_refused() -> None:
+    model = build(max_position_embeddings=16)
+    embeddings = model.get_input_embeddings()(tokens(1, 17))
+    with pytest.raises(ValueError, match="the prompt has 17 tokens, more than the context of 16"):
+        model.generate(inputs_embeds=embeddings, max_new_tokens=2, do_sample=False)
+    assert model.generate(inputs_embeds=embeddings[:, :10], max_new_tokens=2, do_sample=False).shape == (1, 2)
+
+
 def test_prompts_that_do_not_fit_are_refused() -> None:
     model = build(max_position_embeddings=16)
     with pytest.raises(ValueError, match="the prompt has 17 tokens, more than the context of 16"):
@@ -276,3 +292,34 @@ def test_a_pipeline_in_a_process_without_depthscale(checkpoint: Path, tmp_path: 
     assert remote.returncode == 0, remote.stderr[-2000:]
     local = pipeline("text-generation", model=str(checkpoint))("def f(", max_new_tokens=10, do_sample=False)
     assert remote.stdout.strip().splitlines()[-1] == repr(local[0]["generated_text"])
+
+
+def test_a_model_lies_where_it_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_model(checkpoint).device.type == "cpu"
+    assert load_model(checkpoint, device=torch.device("meta")).device.type == "meta"
+    for available, kind in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
+        assert default_device().type == kind
+
+
+def test_the_benchmarks_verdict_is_of_the_looped_models_beside_the_peer() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "generation.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_generation", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+
+    def judged(ratio: float, growth: float) -> tuple[bool, bool]:
+        speed = [{"model": "post", "ratio": ratio}, {"model": "llama", "ratio": 1.0}]
+        found = benchmark.verdict(speed, [{"model": "post", "growth": growth}, {"model": "llama", "growth": 1.5}])
+        return found["ratio_met"], found["growth_met"]
+
+    # The peer's own ratio is 1 by definition, so a faster model must not be judged by it.
+    assert (
+        benchmark.verdict(
+            [{"model": "post", "ratio": 1.2}, {"model": "llama", "ratio": 1.0}],
+            [{"model": "post", "growth": 1.5}, {"model": "llama", "growth": 1.5}],
+        )["lowest_ratio"]
+        == 1.2
+    )
+    assert judged(1.0, 1.57) == (True, True)
+    assert judged(0.9, 1.6) == (False, False)

@@ -31,7 +31,8 @@ def shape_rows(**changes: np.ndarray) -> Observations:
 
 def test_columns_are_completed_from_the_table() -> None:
     table = {"width": [1], "n_layers": [1], "tokens": [1], "loss": [1], "step": [1]}
-    found = map_columns(table, LAW, "depth=n_layers")
+    found, notes = map_columns(table, LAW, "depth=n_layers")
+    assert notes == []
     assert found.sources == {
         "depth": ("n_layers", 1.0),
         "width": ("width", 1.0),

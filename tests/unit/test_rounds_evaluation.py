@@ -140,6 +140,8 @@ def test_bad_rounds_are_refused() -> None:
     model = build("unscaled", "pre", DepthPlan.looped(2, 3))
     with pytest.raises(PlanError, match="rounds came as 0"):
         measure(model, [1, 0])
+    with pytest.raises(PlanError, match="rounds came as 5000; expected at most 4096"):
+        measure(model, [1, 5000])
     stuck = LoopedLMForCausalLM(LoopedLMConfig(vocab_size=97, hidden_size=32, plan=[{"blocks": 1, "fixed": True}]))
     with pytest.raises(PlanError, match="every segment"):
         measure(stuck, [1])
@@ -155,6 +157,8 @@ def test_a_saturating_curve_is_found_again() -> None:
     assert found.identifiable
     assert found.parameters == pytest.approx({"L_inf": 1.5, "Z": 2.0, "z": 0.5}, rel=1e-5)
     assert found.root_mean_square < 1e-7
+    for name, (low, high) in found.intervals.items():
+        assert low <= found.parameters[name] <= high
     assert found.fit["certificate"]["holds"]
 
 
@@ -162,6 +166,17 @@ def test_a_power_curve_is_found_again() -> None:
     laws = {law.law: law for law in fit_round_laws(points({r: 1.5 + 2 * r**-0.7 for r in (1, 2, 4, 8, 16, 32)}))}
     assert laws["power_with_floor"].parameters == pytest.approx({"L_0": 1.5, "c": 2.0, "a": 0.7}, rel=1e-5)
     assert laws["power_with_floor"].root_mean_square < laws["saturating"].root_mean_square
+
+
+def test_parameters_come_with_intervals_that_say_what_the_points_leave_open() -> None:
+    noise = np.random.default_rng(0).normal(0, 1e-3, 5)
+    curve = {r: 1.5 + 2 * math.exp(-0.5 * r) + e for r, e in zip((1, 2, 3, 6, 12), noise, strict=True)}
+    saturating, power = fit_round_laws(points(curve))
+    assert set(saturating.intervals) == {"L_inf", "Z", "z"}
+    low, high = saturating.intervals["L_inf"]
+    assert low < 1.5 < high < low + 0.05
+    # The other law does not describe these points, so they do not bound its floor from below.
+    assert power.intervals["L_0"][0] == -math.inf
 
 
 def test_too_few_finite_points_are_not_identifiable() -> None:

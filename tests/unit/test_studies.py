@@ -41,6 +41,15 @@ def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "log.txt").exists()
 
 
+def test_tasks_leave_the_trainings_log_and_metrics_alone(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 400}\n')
+    training, asked = Job((), tmp_path, "training", steps=400), Job((), tmp_path, "tasks", steps=1)
+    assert training.log == tmp_path / "log.txt"
+    assert asked.log == tmp_path / "log-tasks.txt"
+    assert engine._steps_written(training) == 400
+    assert engine._steps_written(asked) == 0
+
+
 def sleep_long(arguments: tuple[str, ...], log: Path) -> None:
     log.write_text("started")
     time.sleep(600)

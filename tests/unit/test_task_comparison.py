@@ -14,7 +14,9 @@ from depthscale.errors import ResultError
 from depthscale.reports.comparison_report import build_report
 from depthscale.runs.results import write_result
 from depthscale.studies.comparison import compare_runs
+from depthscale.studies.paired import PairedInterval
 from depthscale.studies.study import task_job
+from depthscale.studies.task_comparison import _verdict
 
 SEEDS = (0, 1, 2, 3, 4)
 NUM_ITEMS = 200
@@ -46,6 +48,30 @@ def write_scores(
         "outcomes": values,
     }
     write_result(directory / "runs" / f"{arm}-r{rounds}-s{seed}", "tasks", {"tasks": ["local"], "scores": [score]})
+
+
+def score_of(task: str, values: list[float], **more: Any) -> dict[str, Any]:
+    score = {
+        "task": task,
+        "num_fewshot": 0,
+        "metric": "acc",
+        "value": statistics.fmean(values) if values else 0.0,
+        "standard_error": None,
+        "num_items": len(values),
+        "higher_is_better": True,
+        "item_keys": [f"{task}-{n}" for n in range(len(values))],
+        "outcomes": values,
+    }
+    return score | more
+
+
+def with_scores(directory: Path, scores: Callable[[str, int, int], list[dict[str, Any]]]) -> Path:
+    write_synthetic_study(directory)
+    for arm, rounds in LOSSES:
+        for seed in SEEDS:
+            run = directory / "runs" / f"{arm}-r{rounds}-s{seed}"
+            write_result(run, "tasks", {"tasks": ["x"], "limit": None, "scores": scores(arm, rounds, seed)})
+    return directory
 
 
 def skilled(arm: str, rounds: int, seed: int) -> list[float]:
@@ -135,3 +161,77 @@ def test_the_job_is_the_verb_with_the_runs_directory(tmp_path: Path) -> None:
     assert job.arguments == ("evaluate", str(tmp_path), "--tasks", "local,deeploop")
     assert job.result == "tasks"
     assert not job.done
+
+
+def test_a_metric_that_is_no_mean_over_items_has_scores_but_no_differences(tmp_path: Path) -> None:
+    """Of a perplexity the items are log-likelihoods: their differences point the other way."""
+
+    def perplexities(arm: str, rounds: int, seed: int) -> list[dict[str, Any]]:
+        logs = [-value - 1 for value in skilled(arm, rounds, seed)]
+        more = {"metric": "perplexity", "value": 10.0 + seed, "standard_error": 0.25, "higher_is_better": False}
+        return [score_of("lambada_openai", logs, **more)]
+
+    tasks = compare_runs(with_scores(tmp_path / "study", perplexities))["tasks"]
+    assert tasks["pairs"] == []
+    assert [(cell["mean"], cell["standard_error"]) for cell in tasks["cells"]] == [(12.0, 0.25)] * len(LOSSES)
+
+
+def test_intervals_on_opposite_sides_decide_nothing() -> None:
+    above, below = PairedInterval(1.0, 0.5, 1.5, 0.95, 9), PairedInterval(-1.0, -1.5, -0.5, 0.95, 9)
+    assert _verdict(above, below) == _verdict(below, above) == "not_decided"
+    assert _verdict(above, above) == "a_higher"
+    assert _verdict(below, below) == "b_higher"
+
+
+MEMBERS = ("first", "second", "third")
+SIZES = (40, 100, 250)
+
+
+def test_a_groups_difference_is_the_mean_of_its_tasks(tmp_path: Path) -> None:
+    """Unweighted, though the tasks are of very different size; se = sqrt(sum se^2) / number of tasks."""
+
+    def grouped(arm: str, rounds: int, seed: int) -> list[dict[str, Any]]:
+        drawn = [(skilled(arm, rounds, 31 * seed + place) * 2)[:size] for place, size in enumerate(SIZES)]
+        scores = [score_of(task, values) for task, values in zip(MEMBERS, drawn, strict=True)]
+        mean = statistics.fmean(score["value"] for score in scores)
+        # One more group, weighted by size: its score is not the mean of the tasks', so theirs say nothing of it.
+        weighted = statistics.fmean(value for values in drawn for value in values)
+        return [
+            *scores,
+            score_of("group", [], value=mean, members=list(MEMBERS)),
+            score_of("weighted", [], value=weighted, standard_error=0.25, members=list(MEMBERS)),
+        ]
+
+    def outcomes(arm: str, place: int) -> np.ndarray:
+        return np.array([grouped(arm, 4, seed)[place]["outcomes"] for seed in SEEDS]).mean(axis=0)
+
+    tasks = compare_runs(with_scores(tmp_path / "study", grouped))["tasks"]
+    pair = found([p for p in tasks["pairs"] if p["task"] == "group"], "rule", "deeploop", 4)
+    differences = [outcomes("deeploop", place) - outcomes("pre", place) for place in range(3)]
+    assert pair["mean"] == pytest.approx(np.mean([d.mean() for d in differences]))
+    errors = [d.std(ddof=1) / len(d) ** 0.5 for d in differences]
+    assert pair["standard_error"] == pytest.approx(np.sqrt(np.sum(np.square(errors))) / 3)
+    assert pair["interval"]["high"] - pair["mean"] == pytest.approx(1.959964 * pair["standard_error"], rel=1e-6)
+    assert pair["interval_seeds"]["mean"] == pytest.approx(pair["mean"])
+    cell = next(c for c in tasks["cells"] if (c["task"], c["arm"], c["rounds"]) == ("group", "deeploop", 4))
+    items = [outcomes("deeploop", place) for place in range(3)]
+    assert cell["standard_error"] == pytest.approx(np.sqrt(sum(i.var(ddof=1) / len(i) for i in items)) / 3)
+    assert cell["num_items"] == sum(SIZES)
+    assert not [p for p in tasks["pairs"] if p["task"] == "weighted"]
+    assert {c["standard_error"] for c in tasks["cells"] if c["task"] == "weighted"} == {0.25}
+
+
+@pytest.mark.parametrize(
+    ("stored", "done"),
+    [
+        ({}, True),
+        ({"tasks": ["local_cloze"]}, False),
+        ({"limit": 6}, False),
+        ({"scores": [{"num_fewshot": 1}]}, False),
+        ({"scores": None}, False),
+    ],
+)
+def test_only_the_whole_answer_to_what_was_asked_is_done(tmp_path: Path, stored: dict[str, Any], done: bool) -> None:
+    whole = {"tasks": ["local"], "limit": None, "scores": [{"num_fewshot": 0}]}
+    write_result(tmp_path, "tasks", whole | stored)
+    assert task_job(tmp_path, ("local", "local_cloze")).done is done

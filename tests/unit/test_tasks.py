@@ -20,17 +20,11 @@ from transformers import PreTrainedTokenizerFast
 from depthscale.errors import ConfigError, DataError
 from depthscale.evaluation import harness
 from depthscale.evaluation.checkpoint import load_model
-from depthscale.evaluation.harness import PAPER_GROUP, run_tasks
-from depthscale.evaluation.local_tasks import (
-    CLOZE,
-    CONTINUATION,
-    Item,
-    make_items,
-    pieces_of,
-    write_local_tasks,
-)
+from depthscale.evaluation.harness import PromptCount, run_tasks
+from depthscale.evaluation.local_tasks import Item, make_items, pieces_of, write_local_tasks
 from depthscale.evaluation.target import Target, find_target
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+from depthscale.runs.task_names import CLOZE, CONTINUATION, MEMBERS, PAPER_GROUP
 from depthscale.training.held_out import HeldOut, held_out_data
 from depthscale.training.tokenizer import byte_tokenizer, train_byte_level_bpe
 
@@ -244,10 +238,81 @@ def test_the_papers_group_is_its_eight_tasks_by_accuracy() -> None:
     manager = harness._task_manager([PAPER_GROUP], None)
     group = manager._index[PAPER_GROUP].cfg
     named = ["arc_challenge", "arc_easy", "hellaswag", "openbookqa", "piqa", "sciq", "social_iqa", "winogrande"]
-    assert group["task"] == named
+    assert group["task"] == named == list(MEMBERS[PAPER_GROUP])
     assert set(named) <= set(manager.all_subtasks)
     assert group["aggregate_metric_list"] == [{"metric": "acc", "aggregation": "mean", "weight_by_size": False}]
     assert harness._by_shots([PAPER_GROUP, "local"], None) == {0: [PAPER_GROUP, "local"], 1: [PAPER_GROUP]}
+
+
+def test_a_task_that_comes_twice_is_asked_once(local: Any) -> None:
+    target, held_out, directory = local
+    model, tokenizer = load_model(target.checkpoint), held_out.data.tokenizer
+    for names in (["local", CLOZE], [CLOZE, "local", "local"], [CLOZE, CONTINUATION, CLOZE]):
+        scores = run_tasks(model, tokenizer, names, local_directory=directory, limit=2)
+        assert sorted(score.task for score in scores) == [CLOZE, CONTINUATION]
+
+
+def test_more_shots_than_examples_are_one_line(local: Any) -> None:
+    target, held_out, directory = local
+    model, tokenizer = load_model(target.checkpoint), held_out.data.tokenizer
+    count = len((directory / f"{CLOZE}.shots.jsonl").read_text().splitlines())
+    with pytest.raises(ConfigError, match=f"{count + 1} shots were asked, but task '{CLOZE}' has {count} examples"):
+        run_tasks(model, tokenizer, [CLOZE], local_directory=directory, shots=[count + 1], limit=2)
+
+
+def test_prompts_that_are_cut_are_counted(local: Any) -> None:
+    """The context of 64 tokens holds every question, and none with ten examples before it."""
+    target, held_out, directory = local
+    seen: list[PromptCount] = []
+    model, tokenizer = load_model(target.checkpoint), held_out.data.tokenizer
+    arguments = {"local_directory": directory, "shots": [0, 10], "limit": 3, "on_prompts": seen.append}
+    run_tasks(model, tokenizer, [CONTINUATION], **arguments)
+    assert seen == [PromptCount(0, asked=12, cut=0), PromptCount(10, asked=12, cut=12)]
+
+
+def test_an_error_inside_the_evaluation_is_not_taken_for_missing_data(
+    local: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, held_out, directory = local
+    text = (directory / f"{CLOZE}.yaml").read_text()
+    (directory / "other.yaml").write_text(text.replace(f"task: {CLOZE}", "task: cloze_by_hand"))
+
+    def fault(*arguments: object, **named: object) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr("lm_eval.simple_evaluate", fault)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        run_tasks(load_model(target.checkpoint), held_out.data.tokenizer, ["cloze_by_hand"], local_directory=directory)
+
+
+def test_the_harness_lets_no_program_write_to_the_terminal(
+    local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Public fault: outside a repository its call of git says "fatal: not a git repository"."""
+    target, held_out, directory = local
+    monkeypatch.chdir(tmp_path)
+    run_tasks(load_model(target.checkpoint), held_out.data.tokenizer, [CLOZE], local_directory=directory, limit=2)
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "fatal" not in shown.err
+
+
+def test_outcomes_are_kept_only_where_their_mean_is_the_value() -> None:
+    samples = [{"doc": {"id": n}, "doc_hash": "", "acc": float(n % 2), "perplexity": -1.0 * n} for n in range(4)]
+    found = {
+        "results": {
+            "lambada": {"acc,none": 0.5, "acc_stderr,none": 0.1, "perplexity,none": 7.5},
+            "all": {"acc,none": 0.5},
+        },
+        "samples": {"lambada": samples},
+        "higher_is_better": {"lambada": {"acc": True, "perplexity": False}},
+        "group_subtasks": {"all": ["lambada"]},
+    }
+    accuracy, perplexity, group = harness._scores(found, 0)
+    assert accuracy.outcomes == (0.0, 1.0, 0.0, 1.0)
+    assert accuracy.item_keys == ("0", "1", "2", "3")
+    assert (perplexity.value, perplexity.outcomes, perplexity.item_keys) == (7.5, (), ())
+    assert (group.members, group.outcomes) == (("lambada",), ())
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])

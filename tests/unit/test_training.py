@@ -551,3 +551,22 @@ def test_padding_does_not_count_in_what_is_measured_of_visits(make_config: Any, 
 
 def test_peak_memory_is_in_bytes() -> None:
     assert 10**7 < result_module._peak_memory_bytes() < 10**11
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"prelude": 1, "grad_rounds": 1}, True),
+        ({"prelude": 1, "grad_rounds": 1, "inject": True}, False),
+        ({"grad_rounds": 1}, False),
+        ({"prelude": 1, "grad_rounds": 2}, False),
+        ({"prelude": 1}, False),
+    ],
+)
+def test_a_prelude_that_truncation_leaves_without_gradient_is_said(
+    make_config: Any, tmp_path: Path, plan: dict[str, Any], said: bool
+) -> None:
+    overrides = [f"plan.{name}={str(value).lower()}" for name, value in plan.items()]
+    console = Console(record=True, width=300)
+    train_run(make_config(*overrides, "train.steps=1"), tmp_path / "run", console=console)
+    assert console.export_text().count("leave the prelude without gradient") == int(said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,8 +29,13 @@ def allocate(
         int | None, typer.Option(min=1, help="Key-value heads; default as many as query heads.")
     ] = None,
     head_dim: Annotated[int, typer.Option(min=2, help="Width of a head; widths are multiples of it and 64.")] = 64,
-    ffn_ratio: Annotated[float | None, typer.Option(help="Inner width of the MLP over the width.")] = None,
-    mlp: Annotated[str, typer.Option(help="swiglu (three matrices) or gelu (two).")] = "swiglu",
+    ffn_ratio: Annotated[
+        float | None, typer.Option(help="Inner width of the MLP over the width; default the rows' own.")
+    ] = None,
+    mlp: Annotated[
+        str | None,
+        typer.Option(help="swiglu (three matrices) or gelu (two); default by the rows' MLP ratio, else swiglu."),
+    ] = None,
     unique_tokens: Annotated[float | None, typer.Option(help="Tokens that exist; none is spent twice.")] = None,
     rounds: Annotated[
         str | None, typer.Option(help="Numbers of rounds to try, such as 1,2,4, for laws that read rounds.")
@@ -44,21 +49,24 @@ def allocate(
     """Choose width, depth, tokens (and rounds) for one budget, with what is not known about the choice."""
     from depthscale.cli.fit_tables import print_allocation
     from depthscale.errors import ConfigError, unknown_name
-    from depthscale.laws.analysis import fit_or_explain
     from depthscale.laws.buildable import Spending
     from depthscale.laws.candidates import ShapeTemplate
     from depthscale.laws.forms import make_forms
-    from depthscale.laws.law import AdditiveLaw
-    from depthscale.laws.objective import Objective
+    from depthscale.laws.preparation import is_gated
     from depthscale.laws.recommendation import Wish, recommend
     from depthscale.laws.rows_file import ROWS_FILE, read_rows
+    from depthscale.laws.stored import from_record
     from depthscale.runs.results import finite, read_result, write_result
 
     spending = Spending(flops, params, memory, tokens)
-    if mlp not in ("swiglu", "gelu"):
+    if mlp not in (None, "swiglu", "gelu"):
         raise ConfigError(unknown_name("mlp", mlp, ("swiglu", "gelu")))
     stored = read_result(fit_dir, "fit")
-    card = stored["card"]
+    card, level, offset, created = _facts(stored, fit_dir)
+    chosen = from_record(stored["fit"]).again(read_rows(fit_dir / ROWS_FILE))
+    known_ratio = card["mlp_ratio"] if ffn_ratio is None else ffn_ratio
+    gated = mlp == "swiglu" if mlp else known_ratio is None or is_gated(known_ratio)
+    mlp_ratio = (8 / 3 if gated else 4.0) if known_ratio is None else known_ratio
     assumed = []
     if (vocab or card["vocab_size"]) is None:
         assumed.append(f"vocabulary {_VOCABULARY:,}")
@@ -66,25 +74,30 @@ def allocate(
         assumed.append(f"context {_CONTEXT:,}")
     if card["embeddings_counted"] is None:
         assumed.append("parameters without embedding and head")
-    gated = mlp == "swiglu"
+    if known_ratio is None:
+        assumed.append(f"MLP ratio {mlp_ratio:.3g}")
+    if mlp is None:
+        assumed.append("a swiglu MLP" if gated else "a gelu MLP")
     template = ShapeTemplate(
         vocab_size=vocab or card["vocab_size"] or _VOCABULARY,
         context_length=context or stored["context"] or _CONTEXT,
         head_dim=head_dim,
         num_key_value_heads=kv_heads,
-        mlp_ratio=ffn_ratio or (8 / 3 if gated else 4.0),
+        mlp_ratio=mlp_ratio,
         gated=gated,
         embeddings_counted=bool(card["embeddings_counted"]),
     )
-    law = AdditiveLaw.from_dict(stored["fit"]["law"])
-    chosen = fit_or_explain(law, read_rows(fit_dir / ROWS_FILE), Objective(**stored["fit"]["objective"]))
-    wish = Wish(spending, template, unique_tokens, _rounds(rounds), aspect, stored["level"])
-    forms, left_out = make_forms(chosen, stored["cut"]["depth_offset"], replicates)
+    wish = Wish(spending, template, unique_tokens, _rounds(rounds), aspect, level)
+    forms, left_out = make_forms(chosen, offset, replicates)
     result, _ = recommend(forms, wish)
+    # How often such intervals held the largest budgets when those were left out of the fit.
+    result["measured"] = next(
+        (test for test in stored["validation"] if test["kind"] == "extrapolation" and "coverage" in test), None
+    )
     if assumed:
         result["notes"].append(f"assumed, as the fit does not know: {', '.join(assumed)}")
     result["notes"] += [f"form left out: {line}" for line in left_out]
-    path = write_result(fit_dir, "allocation", {**result, "fitted": stored["created"]})
+    path = write_result(fit_dir, "allocation", {**result, "fitted": created})
     from depthscale.reports.fit_report import build_fit_report
 
     page = build_fit_report(fit_dir)
@@ -94,6 +107,18 @@ def allocate(
     print_allocation(read_result(fit_dir, "allocation"))
     typer.echo(f"result: {path}")
     typer.echo(f"report: {page}")
+
+
+def _facts(stored: dict[str, Any], fit_dir: Path) -> tuple[dict[str, Any], float, float, str]:
+    """Card, level, depth offset and time of a fit; whatever else is needed is looked for here too."""
+    from depthscale.errors import ResultError
+
+    try:
+        card = {name: stored["card"][name] for name in ("vocab_size", "mlp_ratio", "embeddings_counted")}
+        _ = stored["context"], stored["fit"]["law"], [test["kind"] for test in stored["validation"]]
+        return card, float(stored["level"]), float(stored["cut"]["depth_offset"]), str(stored["created"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResultError(f"the fit result of {fit_dir} is damaged ({error!r}); run 'depthscale fit' again") from error
 
 
 def _rounds(text: str | None) -> tuple[int, ...] | None:

@@ -10,8 +10,6 @@ import typer
 
 from depthscale.cli.extras import require_extra, require_lm
 
-DEFAULT_ROUNDS = "1,2,4,8,16"
-
 
 def evaluate(
     target: Annotated[
@@ -19,7 +17,10 @@ def evaluate(
     ],
     rounds: Annotated[
         str | None,
-        typer.Option(help="Numbers of rounds, such as 1,2,4,8,16 (the default, unless --exits or --tasks is given)."),
+        typer.Option(
+            help="Numbers of rounds, such as 1,2,4,8; default, unless --exits or --tasks is given: every R up to the"
+            " model's own, and its doublings up to four times."
+        ),
     ] = None,
     exits: Annotated[bool, typer.Option("--exits", help="Measure early exit at round ends.")] = False,
     tasks: Annotated[
@@ -34,14 +35,16 @@ def evaluate(
     max_rows: Annotated[int | None, typer.Option(min=1, help="Rows of the split at most, evenly spaced.")] = None,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 16,
     limit: Annotated[int | None, typer.Option(min=1, help="Items of each task at most, for trying out.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where results/ is written; default the run directory.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where results/ is written; default the run directory, which holds the report split's only."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure a trained model on held-out text and write the results beside its run."""
     require_lm("evaluate")
     if tasks is not None:
         require_extra("evaluate --tasks", "eval")
-    counts = _counts("--rounds", DEFAULT_ROUNDS if rounds is None else rounds, lowest=1)
     num_fewshot = None if shots is None else _counts("--shots", shots, lowest=0)
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     import torch
@@ -50,36 +53,73 @@ def evaluate(
 
     from depthscale.cli.evaluation_tables import print_evaluation, print_tasks
     from depthscale.errors import ConfigError
-    from depthscale.evaluation.checkpoint import load_model
-    from depthscale.evaluation.results import evaluation_result, tasks_result
-    from depthscale.evaluation.rounds import trained_rounds
+    from depthscale.evaluation.checkpoint import default_device, load_model_and_tokenizer
+    from depthscale.evaluation.early_exit import loop_of
+    from depthscale.evaluation.results import (
+        default_rounds,
+        evaluation_result,
+        tasks_result,
+        with_earlier_sections,
+    )
+    from depthscale.evaluation.rounds import MAX_ROUNDS, trained_rounds
     from depthscale.evaluation.target import find_target
-    from depthscale.runs.results import finite, write_result
+    from depthscale.runs.results import finite, read_result, result_path, write_result
+    from depthscale.runs.task_names import LOCAL_NAMES
     from depthscale.training.held_out import held_out_data
 
+    counts = None if rounds is None else _counts("--rounds", rounds, lowest=1, highest=MAX_ROUNDS)
     if tasks is not None and not names:
         raise ConfigError(f"--tasks came as '{tasks}'; expected names, such as local or local,deeploop")
+    if tasks is None and (shots is not None or limit is not None):
+        option = "--limit" if shots is None else "--shots"
+        raise ConfigError(f"{option} came without --tasks; name the tasks, such as --tasks local, or leave it out")
+    # What was named is measured; where nothing was, the curve over rounds.
+    wants_rounds = rounds is not None or not (exits or names)
+    wants_losses = wants_rounds or exits
+    wants_text = wants_losses or any(name in LOCAL_NAMES for name in names)
     disable_progress_bar()
     console = Console(stderr=True)
     found = find_target(target)
     run_config = found.run_config()
     if run_config and run_config.train.num_threads:
         torch.set_num_threads(run_config.train.num_threads)
-    model = load_model(found.checkpoint).eval()
-    held_out = held_out_data(found, corpus, model.config.max_position_embeddings)
-    for note in held_out.notes:
-        console.print(f"Note: {note}.")
+    model, tokenizer = load_model_and_tokenizer(found.checkpoint, default_device())
+    # Whatever can be refused is, before the first measurement.
+    if exits:
+        loop_of(model.config)
+    if names:
+        from depthscale.evaluation.harness import require_known
+
+        require_known(names)
+    held_out = held_out_data(found, corpus, model.config.max_position_embeddings) if wants_text else None
+    if held_out is not None:
+        held_out.require_split(split)
+        own_text = corpus is None or (run_config is not None and corpus == run_config.data.corpus)
+        if found.run_directory is not None and out is None and not (own_text and split == "report"):
+            raise ConfigError(
+                "the run directory keeps results on the report split of the run's own corpus only;"
+                " name another directory with --out"
+            )
+        for note in held_out.notes:
+            console.print(f"Note: {note}.", soft_wrap=True)
     home = out or found.run_directory
+    earlier = None
+    if home is not None and wants_losses and result_path(home, "evaluation").exists():
+        earlier = read_result(home, "evaluation")
     results: dict[str, Any] = {}
-    # What was named is measured; where nothing was, the curve over rounds.
-    wants_rounds = rounds is not None or not (exits or names)
-    if wants_rounds or exits:
-        results["evaluation"] = evaluation_result(
+
+    def keep(kind: str, measured: dict[str, Any], document: dict[str, Any]) -> None:
+        results[kind] = measured
+        if home is not None:
+            console.print(f"written: {write_result(home, kind, document)}", soft_wrap=True)
+
+    if held_out is not None and wants_losses:
+        measured = evaluation_result(
             model,
             found,
             held_out,
             split,
-            rounds=counts if wants_rounds else [],
+            rounds=(counts or default_rounds(model.config)) if wants_rounds else [],
             exits=exits,
             trained=trained_rounds(model.config, run_config),
             batch_rows=batch_rows,
@@ -88,9 +128,11 @@ def evaluate(
                 f"R = {point.rounds}, {point.scales} scales: {point.loss_nats:.4f} nats per token"
             ),
         )
+        keep("evaluation", measured, with_earlier_sections(measured, earlier))
     if names:
-        results["tasks"] = tasks_result(
+        scored = tasks_result(
             model,
+            tokenizer,
             found,
             held_out,
             split,
@@ -101,9 +143,10 @@ def evaluate(
             local_directory=home / "tasks" if home else None,
             show_progress=console.is_terminal,
         )
-    for kind, result in results.items():
-        if home is not None:
-            console.print(f"written: {write_result(home, kind, result)}", soft_wrap=True)
+        keep("tasks", scored, scored)
+        for note in scored["notes"]:
+            if held_out is None or note not in held_out.notes:
+                console.print(f"Note: {note}.", soft_wrap=True)
     if home is None:
         console.print("Nothing was written, as the folder belongs to no run; name a directory with --out.")
     if as_json:
@@ -114,11 +157,15 @@ def evaluate(
             show(results[kind])
 
 
-def _counts(option: str, text: str, lowest: int) -> list[int]:
+def _counts(option: str, text: str, lowest: int, highest: int | None = None) -> list[int]:
     from depthscale.errors import ConfigError
 
     parts = [part.strip() for part in text.split(",")]
-    counts = [int(part) for part in parts if part.isdecimal()]
-    if len(counts) < len(parts) or min(counts) < lowest:
-        raise ConfigError(f"{option} came as '{text}'; expected whole numbers of at least {lowest}, such as 1,2,4")
+    # Ten digits are beyond every bound; Python refuses to read thousands of them.
+    counts = [int(part) for part in parts if part.isdecimal() and len(part) < 10]
+    if len(counts) < len(parts) or min(counts) < lowest or (highest is not None and max(counts) > highest):
+        upper = "" if highest is None else f" and at most {highest}"
+        raise ConfigError(
+            f"{option} came as '{text}'; expected whole numbers of at least {lowest}{upper}, such as 1,2,4"
+        )
     return counts

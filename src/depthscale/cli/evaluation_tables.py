@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -72,9 +73,17 @@ def _print_rounds(console: Console, result: Mapping[str, Any]) -> None:
 def _law_words(law: Mapping[str, Any]) -> str:
     if not law["identifiable"]:
         return f"not identifiable ({law['reason']})"
-    numbers = ", ".join(f"{name} = {value:.4g}" for name, value in law["parameters"].items())
+    numbers = ", ".join(
+        f"{name} = {value:.4g} ({_interval_words(law['intervals'][name])})" for name, value in law["parameters"].items()
+    )
     warnings = f"; {'; '.join(law['warnings'])}" if law["warnings"] else ""
     return f"{numbers}; off by {100 * law['root_mean_square']:.2g} % (root mean square){warnings}"
+
+
+def _interval_words(interval: Sequence[float | None]) -> str:
+    """Ends of a 95 % interval; where the points leave one open, that is said."""
+    ends = [f"{end:.4g}" if end is not None and math.isfinite(end) else "open" for end in interval]
+    return f"95 % {ends[0]} to {ends[1]}"
 
 
 def _print_exits(console: Console, exits: Mapping[str, Any]) -> None:
@@ -85,10 +94,17 @@ def _print_exits(console: Console, exits: Mapping[str, Any]) -> None:
     for round_, (loss, bits) in enumerate(pairs, start=1):
         table.add_row(str(round_), f"{loss:.4f}", f"{bits:.4f}")
     console.print(table)
-    table = Table(title="Exit rules", caption=exits["assumption"])
-    for heading in ("rule", "threshold", "mean rounds", "nats per token"):
+    caption = f"{exits['assumption']}; {exits['thresholds']}; {exits['flops']}"
+    table = Table(title="Exit rules", caption=caption)
+    for heading in ("rule", "threshold", "mean rounds", "FLOPs per token", "nats per token"):
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     for rule, curve in exits["rules"].items():
         for point in curve["points"]:
-            table.add_row(rule, f"{point['threshold']:.4g}", f"{point['mean_rounds']:.2f}", f"{point['loss_nats']:.4f}")
+            table.add_row(
+                rule,
+                f"{point['threshold']:.4g}",
+                f"{point['mean_rounds']:.2f}",
+                f"{point['flops_per_token']:.3g}",
+                f"{point['loss_nats']:.4f}",
+            )
     console.print(table)

@@ -144,4 +144,5 @@ def _rows(
         raise ConfigError(f"{len(paths)} paths came; expected one table, or study and run directories (with --arm)")
     table = read_columns(paths[0])
     digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
-    return rows_from_table(table, law, columns), stated, [], [{"name": paths[0].name, "sha256": digest}]
+    rows, notes = rows_from_table(table, law, columns)
+    return rows, stated, notes, [{"name": paths[0].name, "sha256": digest}]

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from depthscale.laws.preparation import shown_rows
-from depthscale.reports.fit_words import allocation_sentences, card_lines, ends, sentences, value
+from depthscale.reports.fit_words import allocation_sentences, card_lines, ends, error_words, sentences, value
 
 
 def print_fit(result: Mapping[str, Any]) -> None:
@@ -87,7 +87,9 @@ def _print_parameters(console: Console, result: Mapping[str, Any]) -> None:
 def _print_audit(console: Console, result: Mapping[str, Any]) -> None:
     audit = result["audit"]
     names = [factor["exponent"] for term in result["fit"]["law"]["terms"] for factor in term["factors"]]
-    table = Table(caption="one convention changed at a time; the spread stands beside the sandwich error")
+    table = Table(
+        caption=f"one convention changed at a time; standard error: {error_words(result['fit'], result['rows'])}"
+    )
     table.add_column("convention")
     for heading in ("rows", *names):
         table.add_column(heading, justify="right")

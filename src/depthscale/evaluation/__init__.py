@@ -1,1 +1,1 @@
-"""What a trained model is worth: loss, checkpoints, and later generation and downstream tasks."""
+"""What a trained model is worth: loss over rounds, early exit, generation, downstream tasks, and export to the Hub."""

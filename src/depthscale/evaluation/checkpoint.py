@@ -13,8 +13,16 @@ from depthscale.errors import CheckpointError
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
 
 
+def default_device() -> torch.device:
+    """Where a model runs unless told otherwise: the first CUDA device where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def load_model(
-    path: Path, dtype: torch.dtype = torch.float32, config: LoopedLMConfig | None = None
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    config: LoopedLMConfig | None = None,
+    device: torch.device | None = None,
 ) -> LoopedLMForCausalLM:
     """The looped language model in a checkpoint folder (``config.json`` and safetensors).
 
@@ -22,6 +30,7 @@ def load_model(
         path: the folder.
         dtype: of the weights in memory.
         config: plan and scales to use instead of the checkpoint's own; its weights' shapes must be the same.
+        device: where the weights lie; None is the CPU.
 
     Raises:
         CheckpointError: no such folder, damaged or truncated files, weights of another shape, or weights that are
@@ -29,12 +38,35 @@ def load_model(
     """
     require_looped_config(path)
     try:
-        return LoopedLMForCausalLM.from_pretrained(
+        model = LoopedLMForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
         )
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {reason}") from error
+    return model if device is None else model.to(device)
+
+
+def load_model_and_tokenizer(
+    path: Path, device: torch.device | None = None
+) -> tuple[LoopedLMForCausalLM, PreTrainedTokenizerBase]:
+    """A model in evaluation mode and the tokenizer beside it, which fit each other.
+
+    Args:
+        path: the folder.
+        device: where the weights lie; None is the CPU.
+
+    Raises:
+        CheckpointError: either cannot be loaded, or the tokenizer has tokens that the model has no row for.
+    """
+    model, tokenizer = load_model(path, device=device).eval(), load_tokenizer(path)
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= model.config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer in {path} has token id {largest}, but the model's vocabulary is"
+            f" {model.config.vocab_size}; put the tokenizer it was trained with beside its weights"
+        )
+    return model, tokenizer
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

@@ -237,6 +237,7 @@ def exit_curve(
         measured: what :func:`measure_exits` gave.
         rule: one of ``EXIT_RULES``.
         thresholds: in the rule's unit; None takes evenly spaced quantiles of the measured signals, largest first.
+            They are then chosen on the very tokens that they are judged on, which flatters them a little.
         num_thresholds: how many quantiles.
 
     Raises:
@@ -265,18 +266,36 @@ def exit_curve(
     return points
 
 
-def exits_to_dict(measured: ExitMeasurements, bits_per_byte: Callable[[float], float]) -> dict[str, Any]:
-    """Per-round losses and the curve of every rule, as plain data for a result file."""
+def exits_to_dict(
+    measured: ExitMeasurements,
+    bits_per_byte: Callable[[float], float],
+    flops_per_token: Callable[[str, float], float],
+) -> dict[str, Any]:
+    """Per-round losses and the curve of every rule, as plain data for a result file.
+
+    Args:
+        measured: what :func:`measure_exits` gave.
+        bits_per_byte: of a loss in nats per token.
+        flops_per_token: forward FLOPs of a token under a rule at a mean number of rounds.
+    """
     losses = measured.loss_per_round()
     return {
         "num_tokens": len(measured.loss_nats),
         "loss_per_round": losses,
         "bits_per_byte_per_round": [bits_per_byte(loss) for loss in losses],
         "rules": {
-            rule: {"signal": words, "points": [point.to_dict() for point in exit_curve(measured, rule)]}
+            rule: {
+                "signal": words,
+                "points": [
+                    {**point.to_dict(), "flops_per_token": flops_per_token(rule, point.mean_rounds)}
+                    for point in exit_curve(measured, rule)
+                ],
+            }
             for rule, words in EXIT_RULES.items()
         },
         "assumption": (
             "exits are judged on predictions alone: tokens that have left are attended to as if they had run all rounds"
         ),
+        "thresholds": "thresholds are quantiles of the signals of these same rows, not chosen beforehand",
+        "flops": "FLOPs are of a forward pass and count the prediction at each round's end that entropy and kl look at",
     }

@@ -57,7 +57,7 @@ def generate_with_exit(
 
     Raises:
         PlanError: unknown rule, or the plan has no single loop.
-        ValueError: the prompt is empty or the number of new tokens is below 1.
+        ValueError: the prompt is empty, the number of new tokens is below 1, or both together exceed the context.
     """
     if rule not in EXIT_RULES:
         raise PlanError(unknown_name("exit rule", rule, EXIT_RULES))
@@ -65,6 +65,11 @@ def generate_with_exit(
         raise ValueError(f"input_ids came with shape {tuple(input_ids.shape)}; expected [batch, at least one token]")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens came as {max_new_tokens}; expected at least 1")
+    if input_ids.shape[1] + max_new_tokens > model.config.max_position_embeddings:
+        raise ValueError(
+            f"a prompt of {input_ids.shape[1]} tokens and {max_new_tokens} new ones exceed the context of"
+            f" {model.config.max_position_embeddings} (max_position_embeddings); ask for fewer"
+        )
     end_of_text = model.config.eos_token_id
     sequences = input_ids
     ended = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

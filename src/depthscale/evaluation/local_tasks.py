@@ -20,11 +20,7 @@ from pathlib import Path
 
 from depthscale.errors import DataError
 from depthscale.runs.files import atomic_write_text
-
-GROUP = "local"
-CONTINUATION = "local_continuation"
-CLOZE = "local_cloze"
-LOCAL_NAMES = (GROUP, CONTINUATION, CLOZE)
+from depthscale.runs.task_names import CLOZE, CONTINUATION, LOCAL_GROUP
 
 NUM_CHOICES = 4
 _LONGEST_PIECE = 80
@@ -169,7 +165,9 @@ def write_local_tasks(
         for split in ("test", "shots"):
             template = template.replace(f"@{split}@", json.dumps(str((directory / f"{task}.{split}.jsonl").resolve())))
         atomic_write_text(directory / f"{task}.yaml", template)
-    atomic_write_text(directory / f"{GROUP}.yaml", (templates / f"{GROUP}.yaml.in").read_text(encoding="utf-8"))
+    atomic_write_text(
+        directory / f"{LOCAL_GROUP}.yaml", (templates / f"{LOCAL_GROUP}.yaml.in").read_text(encoding="utf-8")
+    )
     return {task: len(items) for task, items in asked.items()}
 
 

@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscale.errors import DataError, unknown_name
+from depthscale.errors import DataError
 from depthscale.evaluation.early_exit import exits_to_dict, measure_exits
-from depthscale.evaluation.local_tasks import LOCAL_NAMES, write_local_tasks
+from depthscale.evaluation.exit_flops import exit_flops_per_token
+from depthscale.evaluation.local_tasks import write_local_tasks
 from depthscale.evaluation.round_laws import fit_round_laws, rises_again
-from depthscale.evaluation.rounds import RoundsPoint, evaluate_rounds, own_rounds
+from depthscale.evaluation.rounds import MAX_ROUNDS, RoundsPoint, evaluate_rounds, own_rounds
 from depthscale.evaluation.target import Target
-from depthscale.nn import LoopedLMForCausalLM
+from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+from depthscale.runs.task_names import LOCAL_NAMES, distinct_tasks
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from depthscale.evaluation.harness import PromptCount
     from depthscale.training.held_out import HeldOut
+
+#: What an evaluation may hold, each measured only when it is asked for.
+SECTIONS = ("rounds", "exits")
+#: Two evaluations that agree in these are of one model on one text, so that one file may hold sections of both.
+_SAME_MEASUREMENT = ("run_sha256", "corpus_sha256", "split", "max_rows")
+
+
+def default_rounds(config: LoopedLMConfig) -> list[int]:
+    """Every R up to the model's own, and its doublings up to four times, none above ``MAX_ROUNDS``.
+
+    Example:
+        >>> default_rounds(LoopedLMConfig(plan=[{"blocks": 1, "rounds": 3}]))
+        [1, 2, 3, 6, 12]
+    """
+    own = own_rounds(config)
+    return [count for count in (*range(1, own + 1), 2 * own, 4 * own) if count <= MAX_ROUNDS]
+
+
+def with_earlier_sections(result: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The evaluation with the sections that it did not measure taken from an earlier one of the same model and text.
+
+    Args:
+        result: what :func:`evaluation_result` gave.
+        earlier: the result file as it was; None where there was none.
+    """
+    merged = dict(result)
+    if earlier is not None and all(earlier.get(key) == result[key] for key in _SAME_MEASUREMENT):
+        merged.update({name: earlier.get(name) for name in SECTIONS if result[name] is None})
+    return merged
 
 
 def evaluation_result(
@@ -54,8 +89,7 @@ def evaluation_result(
         PlanError: the plan has no rounds to change, or no single loop to leave.
     """
     data = held_out.data
-    if split not in data.splits:
-        raise DataError(unknown_name("split", split, data.splits))
+    held_out.require_split(split)
     part = data.splits[split]
     result: dict[str, Any] = {
         **_provenance(target, held_out, split),
@@ -94,14 +128,19 @@ def evaluation_result(
             batch_rows=batch_rows,
             max_rows=max_rows,
         )
-        result["exits"] = exits_to_dict(measured, part.bits_per_byte)
+        result["exits"] = exits_to_dict(
+            measured,
+            part.bits_per_byte,
+            lambda rule, mean_rounds: exit_flops_per_token(model.config, data.context_length, rule, mean_rounds),
+        )
     return result
 
 
 def tasks_result(
     model: LoopedLMForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
     target: Target,
-    held_out: HeldOut,
+    held_out: HeldOut | None,
     split: str,
     tasks: Sequence[str],
     *,
@@ -114,51 +153,76 @@ def tasks_result(
     """Downstream tasks of a trained model; arguments as for :func:`depthscale.evaluation.harness.run_tasks`.
 
     Args:
+        held_out: text that local tasks are made from; None where none of them is asked.
         split: local tasks are made from its text, their few-shot examples from another split's.
         local_directory: where the local tasks are kept; None makes them for this call only.
 
     Returns:
         What ``results/tasks.json`` holds.
+
+    Raises:
+        DataError: a local task is asked without text to make it from, or other tasks' data cannot be fetched.
+        ConfigError: no task of that name, or more shots than a task has examples.
     """
     # The harness takes seconds to import, which losses alone need not wait for.
     from depthscale.evaluation.harness import run_tasks
 
-    data = held_out.data
-
-    def count_tokens(text: str) -> int:
-        return len(data.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
-
+    asked = distinct_tasks(tasks)
+    text = held_out if any(task in LOCAL_NAMES for task in asked) else None
+    if text is None and any(task in LOCAL_NAMES for task in asked):
+        raise DataError("local tasks are made from held-out text, and none was given; expected a corpus")
+    prompts: list[PromptCount] = []
     with tempfile.TemporaryDirectory(prefix="depthscale-tasks-") as scratch:
         directory = None
-        if any(task in LOCAL_NAMES for task in tasks):
+        if text is not None:
             directory = local_directory or Path(scratch)
-            shots_split = "tuning" if split != "tuning" else "train"
-            write_local_tasks(
-                directory, held_out.texts(split), held_out.texts(shots_split), count_tokens, data.context_length
-            )
+            _write_local(directory, text, split)
         scores = run_tasks(
             model,
-            data.tokenizer,
-            tasks,
+            tokenizer,
+            asked,
             local_directory=directory,
             shots=shots,
             batch_rows=batch_rows,
             limit=limit,
             show_progress=show_progress,
+            on_prompts=prompts.append,
         )
-    return {
-        **_provenance(target, held_out, split),
-        "tasks": list(tasks),
+    result = {
+        **_provenance(target, text, split),
+        "tasks": asked,
+        "shots": None if shots is None else list(shots),
         "limit": limit,
+        "prompts": [asdict(count) for count in prompts],
         "scores": [score.to_dict() for score in scores],
     }
+    result["notes"] += [
+        f"at {count.num_fewshot} shots {count.cut} of {count.asked} prompts were longer than the context and lost"
+        " their beginning"
+        for count in prompts
+        if count.cut
+    ]
+    return result
 
 
-def _provenance(target: Target, held_out: HeldOut, split: str) -> dict[str, Any]:
+def _write_local(directory: Path, held_out: HeldOut, split: str) -> None:
+    data = held_out.data
+
+    def count_tokens(text: str) -> int:
+        return len(data.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    shots_split = "tuning" if split != "tuning" else "train"
+    write_local_tasks(directory, held_out.texts(split), held_out.texts(shots_split), count_tokens, data.context_length)
+
+
+def _provenance(target: Target, held_out: HeldOut | None, split: str) -> dict[str, Any]:
+    model = {"checkpoint": str(target.checkpoint), "run_sha256": target.run_sha256()}
+    if held_out is None:
+        text = dict.fromkeys(("corpus", "corpus_sha256", "tokenizer_sha256", "context_length", "split"))
+        return {**model, **text, "notes": []}
     data = held_out.data
     return {
-        "checkpoint": str(target.checkpoint),
-        "run_sha256": target.run_sha256(),
+        **model,
         "corpus": data.name,
         "corpus_sha256": data.corpus_sha256,
         "tokenizer_sha256": data.tokenizer_sha256,

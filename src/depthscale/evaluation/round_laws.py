@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from depthscale.evaluation.rounds import RoundsPoint
-from depthscale.laws import LAWS, Observations, identifiability, search
+from depthscale.laws import LAWS, Observations, identifiability, parameter, profile, search
 
 #: L_inf + Z exp(-z R), and L_0 + c R^-a.
 ROUND_LAWS = ("saturating", "power_with_floor")
 #: Three parameters and one row that can contradict them.
 MIN_POINTS = 4
+#: Of the parameters' intervals.
+INTERVAL_LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class RoundLaw:
         identifiable: whether its parameters are certified.
         reason: why not.
         parameters: natural units, None unless certified.
+        intervals: 95 % profile-likelihood interval of each parameter, points taken as independent; an infinite end is
+            one that the points leave open. None unless certified.
         root_mean_square: of ln(predicted / measured) over the points.
         warnings: parameters that are only weakly or jointly determined.
         fit: the certified fit at full precision, certificate included.
@@ -38,6 +42,7 @@ class RoundLaw:
     identifiable: bool
     reason: str | None
     parameters: dict[str, float] | None
+    intervals: dict[str, tuple[float, float]] | None
     root_mean_square: float | None
     warnings: tuple[str, ...]
     fit: dict[str, Any] | None
@@ -65,7 +70,7 @@ def fit_round_laws(points: Sequence[RoundsPoint]) -> list[RoundLaw]:
             f"{len(falling)} points up to the lowest loss for 3 parameters; expected at least {MIN_POINTS}:"
             " measure more rounds"
         )
-        return [RoundLaw(name, rounds, False, reason, None, None, (), None) for name in ROUND_LAWS]
+        return [RoundLaw(name, rounds, False, reason, None, None, None, (), None) for name in ROUND_LAWS]
     values = np.array(rounds, dtype=np.float64)
     rows = Observations({"rounds": values, "x": values}, np.array([point.loss_nats for point in falling]))
     return [_fit(name, rounds, rows) for name in ROUND_LAWS]
@@ -93,13 +98,17 @@ def _falling(points: Sequence[RoundsPoint]) -> list[RoundsPoint]:
 def _fit(name: str, rounds: tuple[int, ...], rows: Observations) -> RoundLaw:
     found = search(LAWS[name], rows)
     if not found.certificate.holds:
-        return RoundLaw(name, rounds, False, "; ".join(found.certificate.reasons), None, None, (), None)
+        return RoundLaw(name, rounds, False, "; ".join(found.certificate.reasons), None, None, None, (), None)
     return RoundLaw(
         law=name,
         rounds=rounds,
         identifiable=True,
         reason=None,
         parameters=found.parameters,
+        intervals={
+            interval.name: (interval.lower, interval.upper)
+            for interval in profile(found, [parameter(found, each) for each in found.parameters], INTERVAL_LEVEL)
+        },
         root_mean_square=float(np.sqrt(np.mean(found.residuals**2))),
         warnings=identifiability(found).warnings,
         fit=found.to_dict(),

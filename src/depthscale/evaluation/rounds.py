@@ -26,6 +26,9 @@ from depthscale.runs.config import RunConfig
 
 ScaleSource = Literal["kept", "recomputed"]
 
+#: Most rounds that are run: far beyond any trained model, and soon enough for a slip of the keyboard to be noticed.
+MAX_ROUNDS = 4096
+
 #: What acts in a forward pass; the gain acted on initial weights and is gone.
 _RUNNING_SCALES = ("skip", "branch")
 
@@ -107,8 +110,10 @@ def evaluate_rounds(
         on_point: called after each measurement.
 
     Raises:
-        PlanError: a number of rounds is below 1, or every segment of the plan is fixed.
+        PlanError: a number of rounds is below 1 or above ``MAX_ROUNDS``, or every segment of the plan is fixed.
     """
+    if max(rounds) > MAX_ROUNDS:
+        raise PlanError(f"rounds came as {max(rounds)}; expected at most {MAX_ROUNDS}")
     plan = DepthPlan.from_dict({"segments": model.config.plan})
     plans = {count: plan.with_rounds(count) for count in sorted(set(rounds))}
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
-from depthscale.laws.candidates import Candidates
+from depthscale.laws.candidates import Candidates, Limits, within
 from depthscale.laws.fitting import Fit
 from depthscale.laws.observations import Observations
 from depthscale.laws.resampling import Bootstrap
-from depthscale.laws.standard_errors import sandwich_covariance
+from depthscale.laws.standard_errors import relative_noise, relative_residuals, robust_covariance
 from depthscale.laws.validation import predict_with_slopes
 
 Array = NDArray[np.float64]
@@ -45,6 +45,12 @@ class Form:
     fit: Fit
     draws: Bootstrap
     depth_offset: float = 0.0
+
+    @property
+    def estimate(self) -> Array:
+        """The fit's own parameters [1, P], natural units."""
+        values = self.fit.parameters
+        return np.array([[values[name] for name in self.fit.law.parameters]])
 
     def columns(self, candidates: Candidates) -> dict[str, Array]:
         """The candidates as this form reads them."""
@@ -79,7 +85,26 @@ class Allocation:
     level: float
 
 
-def allocate(candidates: Candidates, forms: Sequence[Form], level: float = 0.95, seed: int = 0) -> Allocation:
+@dataclass(frozen=True)
+class Redrawn:
+    """What each draw of the first form may choose from, where its budget leaves more open than shape.
+
+    Attributes:
+        candidates: every shape that some draw may have.
+        limits: one per draw; None where that draw has no frontier, and then no say in the intervals.
+    """
+
+    candidates: Candidates
+    limits: Sequence[Limits | None]
+
+
+def allocate(
+    candidates: Candidates,
+    forms: Sequence[Form],
+    level: float = 0.95,
+    seed: int = 0,
+    redrawn: Redrawn | None = None,
+) -> Allocation:
     """Choose among candidates.
 
     Args:
@@ -87,6 +112,7 @@ def allocate(candidates: Candidates, forms: Sequence[Form], level: float = 0.95,
         forms: at least three, the recommended one first.
         level: of the intervals.
         seed: of the noise draws.
+        redrawn: what each draw may choose from; None lets all choose from ``candidates`` as they are.
 
     Raises:
         ConfigError: fewer than three forms.
@@ -94,16 +120,14 @@ def allocate(candidates: Candidates, forms: Sequence[Form], level: float = 0.95,
     if len(forms) < FEWEST_FORMS:
         raise ConfigError(f"{len(forms)} forms of law came; expected at least {FEWEST_FORMS}, the chosen one first")
     first = forms[0]
-    losses = predict_all(first, candidates, _estimate(first))[0]
+    losses = predict_all(first, candidates, first.estimate)[0]
     best = int(np.argmin(losses))
     columns = candidates.columns
-    # In parts: a table of every draw and candidate would not fit the memory of a laptop.
-    parts = np.array_split(first.draws.parameters, max(len(first.draws.parameters) // _DRAWS_AT_ONCE, 1))
-    chosen = np.concatenate([np.argmin(predict_all(first, candidates, part), axis=1) for part in parts])
+    optima = _optima(first, candidates) if redrawn is None else _redrawn_optima(first, redrawn)
     tails = [(1 - level) / 2, (1 + level) / 2]
     intervals = {}
     for name in _CHOSEN:
-        low, high = np.quantile(columns[name][chosen], tails)
+        low, high = np.quantile(optima[name], tails)
         intervals[name] = (float(low), float(high))
     here = candidates.take(np.arange(len(losses)) == best)
     pooled = [_simulated_runs(form, here, seed + i) for i, form in enumerate(forms)]
@@ -118,7 +142,7 @@ def allocate(candidates: Candidates, forms: Sequence[Form], level: float = 0.95,
         intervals,
         candidates.take(losses <= losses[best] * (1 + NEAR_OPTIMUM)),
         (float(low), float(high)),
-        {form.name: float(predict_all(form, here, _estimate(form))[0, 0]) for form in forms},
+        {form.name: float(predict_all(form, here, form.estimate)[0, 0]) for form in forms},
         beyond,
         max(beyond.values()) > EXTRAPOLATION,
         level,
@@ -146,10 +170,9 @@ def most_useful_run(form: Form, target: Candidates, runs: Candidates) -> tuple[i
         runs: affordable candidates inside the data's range, or a little beyond: far outside, the answer leans on
             the form that the run should test.
     """
-    covariance = sandwich_covariance(form.fit).matrix
+    covariance = robust_covariance(form.fit).matrix
     at_target, at_runs = (_slopes(form, c) for c in (target, runs))
-    residual = form.fit.residuals if form.fit.objective.is_log else np.log(form.fit.predicted / form.fit.data.loss)
-    noise = float(np.mean(residual**2))
+    noise = relative_noise(form.fit)
     shared = (at_runs @ covariance @ at_target[0]) ** 2
     own = np.einsum("np,pq,nq->n", at_runs, covariance, at_runs)
     removed = shared / (noise + own) / float(at_target[0] @ covariance @ at_target[0])
@@ -167,9 +190,29 @@ def predict_all(form: Form, candidates: Candidates, parameters: Array) -> Array:
     return bound.predict((working - bound.offset) @ back.T) * bound.loss_scale
 
 
-def _estimate(form: Form) -> Array:
-    values = form.fit.parameters
-    return np.array([[values[name] for name in form.fit.law.parameters]])
+def _optima(form: Form, candidates: Candidates) -> dict[str, Array]:
+    """Columns [B] of each draw's best candidate."""
+    # In parts: a table of every draw and candidate would not fit the memory of a laptop.
+    parts = np.array_split(form.draws.parameters, max(len(form.draws.parameters) // _DRAWS_AT_ONCE, 1))
+    chosen = np.concatenate([np.argmin(predict_all(form, candidates, part), axis=1) for part in parts])
+    return {name: candidates.columns[name][chosen] for name in _CHOSEN}
+
+
+def _redrawn_optima(form: Form, redrawn: Redrawn) -> dict[str, Array]:
+    """Columns [B'] of each draw's best candidate, within what that draw's own frontier leaves it."""
+    found = []
+    for limits, parameters in zip(redrawn.limits, form.draws.parameters, strict=True):
+        try:
+            allowed = None if limits is None else within(redrawn.candidates, limits)
+        except ConfigError:
+            allowed = None
+        if allowed is None:
+            continue
+        best = int(np.argmin(predict_all(form, allowed, parameters[None])[0]))
+        found.append([float(allowed.columns[name][best]) for name in _CHOSEN])
+    if not found:
+        raise ConfigError("no replicate has a frontier that fits the budget; give it as --flops")
+    return dict(zip(_CHOSEN, np.array(found).T, strict=True))
 
 
 def _slopes(form: Form, candidates: Candidates) -> Array:
@@ -181,8 +224,7 @@ def _simulated_runs(form: Form, here: Candidates, seed: int) -> Array:
     """Losses of runs at one candidate: each resample's prediction times a drawn residual."""
     generator = np.random.default_rng(seed)
     predicted = predict_all(form, here, form.draws.parameters)[:, 0]
-    residual = np.log(form.fit.data.loss / form.fit.predicted)
-    spare = max(form.fit.data.num_weighted_rows - form.fit.num_free, 1)
-    residual = residual * np.sqrt(form.fit.data.num_weighted_rows / spare)
-    drawn: Array = predicted * np.exp(generator.choice(residual, size=len(predicted)))
+    weights = form.fit.data.row_weights
+    residual = generator.choice(-relative_residuals(form.fit), size=len(predicted), p=weights / weights.sum())
+    drawn: Array = predicted * np.exp(residual)
     return drawn

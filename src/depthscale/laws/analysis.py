@@ -16,6 +16,7 @@ from depthscale.laws.card import DataCard, best_over_rates
 from depthscale.laws.certificate import FitError
 from depthscale.laws.conventions import audit, standard_conventions
 from depthscale.laws.fitting import DEFAULT_OBJECTIVE, Fit, search
+from depthscale.laws.frontier import Budget
 from depthscale.laws.identification import identifiability
 from depthscale.laws.interval_rows import interval_kind, interval_row, parameter_rows, profile_data
 from depthscale.laws.law import AdditiveLaw
@@ -32,7 +33,7 @@ from depthscale.laws.spending import (
     derived_quantities,
     frontier_table,
     isoflop_curves,
-    spent,
+    open_exponents,
 )
 from depthscale.laws.validation import HeldOut, validate_extrapolation, validate_groups, validate_rows
 
@@ -89,12 +90,16 @@ def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question
         clusters = rows.base.groups is not None
         draws = bootstrap(found, question.num_replicates, question.seed, clusters=clusters)
     budget = closed_budget(law, rows.base)
-    compute = float(spent(budget, rows.base.columns).max()) if budget else 0.0
+    negative = [] if budget is None else open_exponents(found, budget)
+    costs = budget
+    budget = None if negative else budget
+    usable = draws if draws is not None and draws.is_sound else None
+    compute = float(budget.spent(rows.base.columns).max()) if budget else 0.0
     quantities = [parameter(found, name) for name in law.parameters]
     derived = derived_quantities(law, budget, compute)
     profiles = profile(found, [*quantities, *derived], question.level)
     identified = identifiability(found)
-    regime = _attempt(lambda: _regime(law, rows.base, question))
+    regime = _attempt(lambda: _regime(law, rows, question))
     result = {
         "fit": found.to_dict(),
         "card": {**asdict(card), "unanswered": list(card.unanswered)},
@@ -108,11 +113,11 @@ def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question
         },
         "findings": [asdict(finding) for finding in rows.findings],
         "notes": list(rows.notes),
-        "interval_kind": interval_kind(draws),
+        "interval_kind": interval_kind(usable),
         "bootstrap": _bootstrap_facts(draws, question),
-        "parameters": parameter_rows(found, quantities, profiles, draws, question.level),
+        "parameters": parameter_rows(found, quantities, profiles, usable, question.level),
         "derived": [
-            interval_row(quantity, interval, draws, question.level)
+            interval_row(quantity, interval, usable, question.level)
             for quantity, interval in zip(derived, profiles[len(quantities) :], strict=True)
         ],
         "critical_deviance": critical_deviance(found, question.level),
@@ -129,14 +134,15 @@ def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question
         },
         "audit": _audit(law, rows, card, question),
         "regime": regime,
-        "validation": _validation(found, budget is not None, question) if question.validate else [],
+        "validation": _validation(found, costs, question) if question.validate else [],
         "envelope": _envelope(law, rows.base, question.objective),
         "budget": None if budget is None else {**asdict(budget), "largest": compute},
-        "frontier": [] if budget is None else frontier_table(found, draws, budget, question.level),
+        "frontier": [] if budget is None else frontier_table(found, usable, budget, question.level),
         "isoflop": [] if budget is None else isoflop_curves(found, budget),
         "map": None if budget is None else closed_map(found, budget, compute),
     }
-    result["warnings"] = [*card.warnings, *identified.warnings, *_warnings(result)]
+    open_ = [f"loss does not fall in {', '.join(negative)}: no frontier is given"] if negative else []
+    result["warnings"] = [*card.warnings, *identified.warnings, *open_, *_warnings(result)]
     return found, result
 
 
@@ -148,6 +154,7 @@ def _bootstrap_facts(draws: Bootstrap | None, question: Question) -> dict[str, A
         "num_replicates": question.num_replicates,
         "num_discarded": draws.num_discarded,
         "num_units": draws.num_units,
+        "is_sound": draws.is_sound,
         "seed": question.seed,
     }
 
@@ -160,7 +167,7 @@ def _audit(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question)
         card.vocab_size if card.embeddings_counted else None,
         question.context,
     )
-    same = [name for name, data in conventions.items() if data.digest == rows.base.digest]
+    same = [n for n, d in conventions.items() if isinstance(d, Observations) and d.digest == rows.base.digest]
     for name in same:
         del conventions[name]
     found = audit(law, rows.base, conventions, question.objective)
@@ -171,17 +178,17 @@ def _audit(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question)
     }
 
 
-def _regime(law: AdditiveLaw, data: Observations, question: Question) -> dict[str, Any] | None:
+def _regime(law: AdditiveLaw, rows: Prepared, question: Question) -> dict[str, Any] | None:
     depth = next((name for name in ("depth", "blocks") if name in law.columns), None)
     if depth is None:
         return None
     width = "width" if "width" in law.columns else None
-    found = regime_test(law, data, depth, width, question.objective, level=question.level)
+    offset = rows.depth_offset if depth == "depth" else 0.0
+    found = regime_test(law, rows.base, depth, width, question.objective, level=question.level, depth_offset=offset)
     return {**asdict(found), "exponent": profile_data(found.exponent)}
 
 
-def _validation(fit: Fit, has_budget: bool, question: Question) -> list[dict[str, Any]]:
-    law = fit.law
+def _validation(fit: Fit, budget: Budget | None, question: Question) -> list[dict[str, Any]]:
     tests: list[tuple[str, Callable[[], HeldOut]]] = [
         ("rows", lambda: validate_rows(fit, seed=question.seed, level=question.level))
     ]
@@ -190,10 +197,8 @@ def _validation(fit: Fit, has_budget: bool, question: Question) -> list[dict[str
     ranked, by = fit, None
     if "flops" in fit.data.columns:
         by = "flops"
-    elif has_budget and isinstance(law, AdditiveLaw):
-        budget = closed_budget(law, fit.data)
-        assert budget is not None, "the caller found one"
-        ranked, by = replace(fit, data=fit.data.with_column("flops", spent(budget, fit.data.columns))), "flops"
+    elif budget is not None:
+        ranked, by = replace(fit, data=fit.data.with_column("flops", budget.spent(fit.data.columns))), "flops"
     elif "tokens" in fit.data.columns:
         by = "tokens"
     if by is not None:
@@ -236,6 +241,8 @@ def _warnings(result: dict[str, Any]) -> list[str]:
     discarded = result["bootstrap"]["num_discarded"] if result["bootstrap"] else 0
     if discarded:
         lines.append(f"{discarded} of {result['bootstrap']['num_replicates']} replicates were not certified")
+        if not result["bootstrap"]["is_sound"]:
+            lines[-1] += ": too many for a bootstrap interval, profiles are printed instead"
     for row in result["parameters"]:
         if row["name"] not in exponents:
             continue
@@ -246,7 +253,9 @@ def _warnings(result: dict[str, Any]) -> list[str]:
             )
         if not all(map(math.isfinite, row["profile"])):
             lines.append(f"the profile of {row['name']} is open: these rows do not bound it on both sides")
-    failed = [row["name"] for row in result["audit"]["rows"] if row["parameters"] is None]
+    refused = [row for row in result["audit"]["rows"] if row["parameters"] is None]
+    lines += [f"'{row['name']}' cannot be tried: {row['reasons'][0]}" for row in refused if not row["num_rows"]]
+    failed = [row["name"] for row in refused if row["num_rows"]]
     if failed:
         lines.append(f"not certified under: {', '.join(failed)}")
     return lines

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from depthscale.errors import ConfigError
-from depthscale.laws.candidates import WIDTH_STEP, Candidates, Limits, ShapeTemplate, enumerate_candidates
-from depthscale.laws.frontier import Budget, optimal_shape
+from depthscale.laws.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
+from depthscale.laws.frontier import Budget, block_parameters, optimal_shape
 from depthscale.laws.law import AdditiveLaw
 
 Array = NDArray[np.float64]
+# Numbers or arrays [S], as in depthscale.laws.quantities.
+Values = Any
 
 #: Width over depth where a law reads neither: between those of GPT-3 and Llama 3.
 CONVENTIONAL_ASPECT = 128.0
@@ -23,8 +25,10 @@ CONVENTIONAL_ASPECT = 128.0
 KNOWN_COLUMNS = ("width", "depth", "blocks", "rounds", "parameters", "unrolled_parameters", "flops_per_token", "tokens")
 #: Weights, gradients and two moments: bytes per parameter, to start the search from.
 _BYTES_PER_PARAMETER = 16.0
+_A_LITTLE_MORE = 1.02  # multiples of 64 do not meet a size exactly
 _STEP = 1.05  # between neighbors of the grid, where multiples of 64 lie closer
 _FINE = 1.12  # around the optimum every multiple is tried
+_LARGEST = 1e40  # of any budget; nothing on Earth is near it
 _COMPUTES = (1.0, 1e45)
 
 
@@ -51,8 +55,10 @@ class Spending:
                 f"{len(given)} budgets came ({', '.join(given) or 'none'}); expected exactly one of"
                 " --flops, --params, --memory, --tokens"
             )
-        if not 0 < self.value < math.inf:
-            raise ConfigError(f"budget {given[0]} came as {self.value:g}; expected a positive number")
+        if not 0 < self.value <= _LARGEST:
+            raise ConfigError(
+                f"budget {given[0]} came as {self.value:g}; expected a positive number of at most {_LARGEST:g}"
+            )
 
     @property
     def kind(self) -> str:
@@ -82,39 +88,58 @@ def closed_optimum(
     """The compute-optimal FLOPs and columns that spend exactly what there is.
 
     With FLOPs that is the frontier; a number of parameters, bytes or tokens picks the point that has it.
+
+    Raises:
+        ConfigError: no point of the frontier has it.
     """
-    arrays = {name: np.asarray(value) for name, value in parameters.items()}
-
-    def shape(compute: float) -> dict[str, float]:
-        return {name: float(v) for name, v in optimal_shape(law, arrays, budget, compute).items()}
-
-    if spending.kind == "flops":
-        return spending.value, shape(spending.value)
-
-    def gap(log_compute: float) -> float:
-        found = shape(math.exp(log_compute))
-        size = found["tokens"] if spending.kind == "tokens" else _parameters(found)
-        if spending.kind == "memory":
-            size *= _BYTES_PER_PARAMETER
-        return math.log(size / spending.value)
-
-    low, high = map(math.log, _COMPUTES)
-    if gap(low) > 0 or gap(high) < 0:
+    compute, shape = closed_optima(law, {k: np.asarray(v) for k, v in parameters.items()}, budget, spending)
+    if not _COMPUTES[0] <= compute <= _COMPUTES[1]:
         raise ConfigError(f"budget {spending.kind} = {spending.value:g} lies outside every frontier of '{law.name}'")
-    compute = math.exp(brentq(gap, low, high))
-    return compute, shape(compute)
+    return float(compute), {name: float(value) for name, value in shape.items()}
 
 
-def limits_of(spending: Spending, optimum: Mapping[str, float], unique_tokens: float | None) -> Limits:
-    """The budget as limits of candidates; what it leaves open follows the frontier."""
+def closed_optima(
+    law: AdditiveLaw, parameters: Mapping[str, Values], budget: Budget, spending: Spending
+) -> tuple[Values, dict[str, Values]]:
+    """:func:`closed_optimum` of many parameter sets [S]; nan where a set has no frontier."""
+    with np.errstate(all="ignore"):
+        if spending.kind == "flops":
+            compute: Values = np.asarray(spending.value)
+        else:
+            # Every column is a power of compute on the frontier, so two points of it give all.
+            low, high = (np.log(_held_size(optimal_shape(law, parameters, budget, c), spending)) for c in (1.0, math.e))
+            compute = np.exp((math.log(spending.value) - low) / (high - low))
+        return compute, optimal_shape(law, parameters, budget, compute)
+
+
+def _held_size(shape: Mapping[str, Values], spending: Spending) -> Values:
+    if spending.kind == "tokens":
+        return shape["tokens"]
+    size = _parameters(shape)
+    return size * _BYTES_PER_PARAMETER if spending.kind == "memory" else size
+
+
+def limits_of(
+    spending: Spending, optimum: Mapping[str, float], unique_tokens: float | None, rounds: float = 1.0
+) -> Limits:
+    """The budget as limits of candidates; what it leaves open follows the frontier.
+
+    Args:
+        spending: the budget.
+        optimum: the frontier's columns.
+        unique_tokens: tokens that exist.
+        rounds: that the frontier was taken at. Shapes with more rounds have fewer tokens, or are smaller: a round costs
+            as much as a block, and no shape costs more than the frontier's.
+    """
     if spending.kind == "flops":
         return Limits(flops=spending.value, unique_tokens=unique_tokens)
     if spending.kind == "tokens":
-        return Limits(tokens=spending.value, parameters=_parameters(optimum) * 1.02, unique_tokens=unique_tokens)
-    tokens = min(optimum["tokens"], unique_tokens or math.inf)
+        size = _parameters(optimum) * rounds * _A_LITTLE_MORE
+        return Limits(tokens=spending.value, unrolled_parameters=size, unique_tokens=unique_tokens)
+    tokens = optimum["tokens"] * rounds
     if spending.kind == "parameters":
-        return Limits(tokens=tokens, parameters=spending.value)
-    return Limits(tokens=tokens, memory=spending.value)
+        return Limits(unrolled_tokens=tokens, parameters=spending.value, unique_tokens=unique_tokens)
+    return Limits(unrolled_tokens=tokens, memory=spending.value, unique_tokens=unique_tokens)
 
 
 def center_of(law: AdditiveLaw, optimum: Mapping[str, float], growth: float, aspect: float) -> tuple[float, float]:
@@ -122,8 +147,13 @@ def center_of(law: AdditiveLaw, optimum: Mapping[str, float], growth: float, asp
     if "width" in optimum:
         depth = optimum.get("depth", optimum.get("blocks", 1.0))
         return optimum["width"] * growth ** (1 / 3), depth * growth ** (1 / 3)
-    depth = (_parameters(optimum) * growth / (12 * aspect**2)) ** (1 / 3)
+    depth = depth_of(_parameters(optimum) * growth, aspect)
     return aspect * depth, depth
+
+
+def depth_of(parameters: Any, aspect: float) -> Any:
+    """Depth of so many parameters at width = aspect x depth."""
+    return (parameters / block_parameters(aspect, 1.0)) ** (1 / 3)
 
 
 def shapes_around(
@@ -144,7 +174,7 @@ def shapes_around(
         rounds: numbers of rounds.
         aspect: width over visits to keep to, for laws that do not read shape; None lets both vary.
     """
-    step = math.lcm(WIDTH_STEP, template.head_dim * (template.num_key_value_heads or template.queries_per_key_value))
+    step = template.width_step
     most = max(rounds)
     widths = grid(center[0] / reach, center[0] * reach, step, center[0])
     blocks = grid(center[1] / reach / most, center[1] * reach, 1, center[1])
@@ -191,10 +221,10 @@ def thinned(values: Sequence[float] | Array, most: int) -> list[float]:
     return result
 
 
-def _parameters(shape: Mapping[str, float]) -> float:
+def _parameters(shape: Mapping[str, Any]) -> Any:
     for name in ("parameters", "unrolled_parameters"):
         if name in shape:
             return shape[name]
     if "width" in shape:
-        return 12 * shape["width"] ** 2 * shape.get("depth", shape.get("blocks", 1.0))
+        return block_parameters(shape["width"], shape.get("depth", shape.get("blocks", 1.0)))
     raise ConfigError(f"columns {', '.join(shape)} say nothing of parameters; give the budget as --flops")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,15 @@ class ShapeTemplate:
     gated: bool = True
     embeddings_counted: bool = False
     num_key_value_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mlp_ratio < math.inf:
+            raise ConfigError(f"MLP ratio came as {self.mlp_ratio!r}; expected a positive number such as 4")
+
+    @property
+    def width_step(self) -> int:
+        """Every width is a multiple: of 64 and of whole heads in whole groups."""
+        return math.lcm(WIDTH_STEP, self.head_dim * (self.num_key_value_heads or self.queries_per_key_value))
 
     def key_value_heads(self, width: int) -> int | None:
         """Key-value heads at this width; None where it is no whole number of heads and groups."""
@@ -135,6 +145,8 @@ class Limits:
         tokens: tokens of the run.
         parameters: at most.
         memory: bytes of weights, gradients and moments, at most.
+        unrolled_parameters: parameters times rounds, at most.
+        unrolled_tokens: tokens of the run times rounds, instead of ``tokens``: what more rounds cost is saved there.
         unique_tokens: tokens that exist; more would be repeated, which no law here describes.
     """
 
@@ -143,13 +155,16 @@ class Limits:
     parameters: float | None = None
     memory: float | None = None
     unique_tokens: float | None = None
+    unrolled_parameters: float | None = None
+    unrolled_tokens: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("flops", "tokens", "parameters", "memory", "unique_tokens"):
-            value = getattr(self, name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} came as {value!r}; expected a positive number")
-        if self.flops is None and (self.tokens is None or (self.parameters is None and self.memory is None)):
+                raise ConfigError(f"{field.name} came as {value!r}; expected a positive number")
+        sized = any(value is not None for value in (self.parameters, self.memory, self.unrolled_parameters))
+        if self.flops is None and not (sized and (self.tokens is not None or self.unrolled_tokens is not None)):
             raise ConfigError("the budget is open; expected flops, or tokens with parameters or memory")
 
 
@@ -178,20 +193,32 @@ def enumerate_candidates(
                 rows.append((width, count, turns, counted, flops, training_state_bytes(shape).total))
     table = np.array(rows, dtype=np.float64).reshape(-1, 6)
     parameters, per_token, memory = table[:, 3], table[:, 4], table[:, 5]
+    found = Candidates(table[:, 0], table[:, 1], table[:, 2], parameters, per_token, np.zeros(len(table)), memory)
+    return within(found, limits)
+
+
+def within(candidates: Candidates, limits: Limits) -> Candidates:
+    """Those that the limits allow, each with the tokens that these limits leave it.
+
+    Raises:
+        ConfigError: none is allowed.
+    """
     if limits.tokens is not None:
-        tokens = np.full(len(table), limits.tokens)
+        tokens = np.full(len(candidates.width), limits.tokens)
+    elif limits.unrolled_tokens is not None:
+        tokens = limits.unrolled_tokens / candidates.rounds
     else:
-        tokens = (limits.flops or 0.0) / np.maximum(per_token, 1.0)
-    if limits.unique_tokens is not None:
-        tokens = np.minimum(tokens, limits.unique_tokens)
-    found = Candidates(table[:, 0], table[:, 1], table[:, 2], parameters, per_token, tokens, memory)
-    keep = np.ones(len(table), dtype=np.bool_)
+        tokens = (limits.flops or 0.0) / np.maximum(candidates.training_flops, 1.0)
+    found = replace(candidates, tokens=np.minimum(tokens, limits.unique_tokens or math.inf))
+    keep = np.ones(len(tokens), dtype=np.bool_)
     if limits.flops is not None:
         keep &= found.flops <= limits.flops * (1 + 1e-9)
     if limits.parameters is not None:
-        keep &= parameters <= limits.parameters
+        keep &= found.parameters <= limits.parameters
+    if limits.unrolled_parameters is not None:
+        keep &= found.parameters * found.rounds <= limits.unrolled_parameters
     if limits.memory is not None:
-        keep &= memory <= limits.memory
+        keep &= found.memory <= limits.memory
     if not keep.any():
         raise ConfigError("no shape of the grid fits the budget; expected a larger budget or smaller shapes")
     return found.take(keep)

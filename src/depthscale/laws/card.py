@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.budget import ModelShape, count_parameters
-from depthscale.errors import DataError
+from depthscale.errors import ConfigError, DataError
 from depthscale.laws.observations import Observations
 
 Array = NDArray[np.float64]
@@ -38,6 +39,10 @@ class DataCard:
     mlp_ratio: float | None = None
     rate_tuned: bool | None = None
     embeddings_counted: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.mlp_ratio is not None and not 0 < self.mlp_ratio < math.inf:
+            raise ConfigError(f"MLP ratio came as {self.mlp_ratio!r}; expected a positive number such as 4")
 
     @property
     def unanswered(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from scipy.stats import f as f_distribution
 from depthscale.errors import ConfigError
 from depthscale.laws.fitting import DEFAULT_OBJECTIVE, Fit, fit
 from depthscale.laws.frontier import Budget, compute_for_loss, optimal_loss
-from depthscale.laws.joint import JointLaw, join_arms, of_arm
+from depthscale.laws.joint import ARM_COLUMN, JointLaw, join_arms, of_arm
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.objective import Objective
 from depthscale.laws.observations import Observations
@@ -52,17 +52,20 @@ class Saving:
         estimate: share saved; negative where the new arm costs more, nan where it never reaches the loss.
         interval: from the profile likelihood of C_new / C_ref; -inf where the cost has no upper end, None where the
             new arm never reaches the loss.
-        bootstrap_interval: paired cluster bootstrap; None where the profile is open ("not identified").
+        bootstrap_interval: percentiles; None where the profile is open ("not identified") or more than a tenth of the
+            replicates is not certified.
+        bootstrap_kind: ``rows``, ``clusters``, or ``paired clusters`` where groups have rows in both arms.
     """
 
     compute: float
     estimate: float
     interval: tuple[float, float] | None
     bootstrap_interval: tuple[float, float] | None
+    bootstrap_kind: str
 
     @property
     def is_identified(self) -> bool:
-        """The profile closes on both sides."""
+        """The profile closes on both sides, and the bootstrap is sound."""
         return self.bootstrap_interval is not None
 
 
@@ -184,17 +187,26 @@ def crossings(joint: Fit, law: JointLaw, budget: Budget, lowest: float, highest:
 
 
 def _saving(joint: Fit, law: JointLaw, budget: Budget, compute: float, draws: Bootstrap, level: float) -> Saving:
+    kind = _bootstrap_kind(joint.data)
     quantity = cost_quantity(law, budget, compute)
     cost = float(quantity.function(_arrays(joint.parameters)))
     if not np.isfinite(cost):
-        return Saving(compute, float("nan"), None, None)
+        return Saving(compute, float("nan"), None, None, kind)
     profiled = profile(joint, [quantity], level)[0]
     interval = (1 - profiled.upper, 1 - profiled.lower)
     # A resample whose new arm never reaches the loss costs without end.
     costs = np.nan_to_num(draws.values(quantity), nan=np.inf)
     low, high = np.quantile(costs, [(1 - level) / 2, (1 + level) / 2], method="nearest")
-    closed = profiled.is_closed and np.isfinite(high)
-    return Saving(compute, 1 - cost, interval, (float(1 - high), float(1 - low)) if closed else None)
+    closed = profiled.is_closed and np.isfinite(high) and draws.is_sound
+    return Saving(compute, 1 - cost, interval, (float(1 - high), float(1 - low)) if closed else None, kind)
+
+
+def _bootstrap_kind(rows: Observations) -> str:
+    if rows.groups is None:
+        return "rows"
+    arms = rows.column(ARM_COLUMN)
+    paired = len(np.unique(np.stack([rows.group_codes, arms]), axis=1).T) > rows.num_groups
+    return "paired clusters" if paired else "clusters"
 
 
 def _arrays(parameters: Mapping[str, float]) -> dict[str, Values]:

@@ -6,17 +6,18 @@ error; where it is larger, the error understates what is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from depthscale.errors import DataError
+from depthscale.errors import ConfigError, DataError
 from depthscale.laws.fitting import DEFAULT_OBJECTIVE, fit, search
 from depthscale.laws.law import Law
 from depthscale.laws.objective import Objective
-from depthscale.laws.observations import Observations
-from depthscale.laws.standard_errors import sandwich_covariance
+from depthscale.laws.observations import Observations, ordinal
+from depthscale.laws.standard_errors import robust_covariance
 
 #: Ranks of the loss at which rows are cut; 40 is arXiv 2602.05970's, 5 rows is arXiv 2404.10102's.
 ROWS_CUT_AT_RANK = (5, 20, 40, 60)
@@ -51,7 +52,7 @@ class Audit:
 
     Attributes:
         base: parameters of the base.
-        errors: sandwich errors of the base, natural units.
+        errors: sandwich errors of the base, by groups where it has them, natural units.
         rows: one per convention.
     """
 
@@ -68,7 +69,7 @@ class Audit:
 def audit(
     law: Law,
     base: Observations,
-    conventions: Mapping[str, Observations],
+    conventions: Mapping[str, Observations | DataError],
     objective: Objective = DEFAULT_OBJECTIVE,
 ) -> Audit:
     """Fit the base, each convention's rows, and the base under every other objective.
@@ -76,7 +77,7 @@ def audit(
     Args:
         law: what is fitted.
         base: rows of the base convention.
-        conventions: name to rows; see :func:`standard_conventions`.
+        conventions: name to rows, or to the reason why there are none; see :func:`standard_conventions`.
         objective: of the base and the conventions.
 
     Raises:
@@ -85,7 +86,7 @@ def audit(
     reference = fit(law, base, objective)
     rows = [_row(law, name, data, objective) for name, data in conventions.items()]
     rows += [_row(law, name, base, other) for name, other in OBJECTIVES.items() if other != objective]
-    return Audit(reference.parameters, sandwich_covariance(reference).errors, tuple(rows))
+    return Audit(reference.parameters, robust_covariance(reference).errors, tuple(rows))
 
 
 def standard_conventions(
@@ -94,7 +95,7 @@ def standard_conventions(
     depth: str | None = "depth",
     vocab_size: int | None = None,
     context_length: int | None = None,
-) -> dict[str, Observations]:
+) -> dict[str, Observations | DataError]:
     """The conventions that these columns allow, each changed alone.
 
     Args:
@@ -105,10 +106,11 @@ def standard_conventions(
         vocab_size: rows of the embedding, to leave it out of ``parameters``.
         context_length: T, to count attention in the FLOPs.
     """
-    conventions = {"no row dropped": everything}
+    conventions: dict[str, Observations | DataError] = {"no row dropped": everything}
     for rank in ROWS_CUT_AT_RANK:
         if rank < everything.num_rows // 2:
-            conventions[f"losses below the {rank}th largest"] = everything.below_loss_rank(rank)
+            name = f"losses below the {ordinal(rank)} largest"
+            conventions[name] = _attempt(partial(everything.below_loss_rank, rank))
     if depth is not None:
         for offset in DEPTH_OFFSETS:
             values = base.column(depth) - offset
@@ -116,9 +118,9 @@ def standard_conventions(
                 conventions[f"{depth} - {offset:g}"] = base.with_column(depth, values)
     if {"parameters", "flops", "width"} <= set(base.columns):
         if vocab_size is not None:
-            conventions["embeddings not counted"] = without_embeddings(base, vocab_size)
+            conventions["embeddings not counted"] = _attempt(partial(without_embeddings, base, vocab_size))
         if context_length is not None and "depth" in base.columns:
-            conventions["attention counted in FLOPs"] = with_attention_flops(base, context_length)
+            conventions["attention counted in FLOPs"] = _attempt(partial(with_attention_flops, base, context_length))
     return conventions
 
 
@@ -145,7 +147,20 @@ def with_attention_flops(data: Observations, context_length: int) -> Observation
     return data.with_column("tokens", data.column("flops") / (6 * data.column("parameters") + attention))
 
 
-def _row(law: Law, name: str, data: Observations, objective: Objective) -> AuditRow:
-    found = search(law, data, objective)
+def _attempt(work: Callable[[], Observations]) -> Observations | DataError:
+    """A convention that these rows do not allow says why instead of ending the audit."""
+    try:
+        return work()
+    except DataError as error:
+        return error
+
+
+def _row(law: Law, name: str, data: Observations | DataError, objective: Objective) -> AuditRow:
+    if isinstance(data, DataError):
+        return AuditRow(name, 0, None, (str(data),))
+    try:
+        found = search(law, data, objective)
+    except (ConfigError, DataError) as error:
+        return AuditRow(name, data.num_rows, None, (str(error),))
     holds = found.certificate.holds
     return AuditRow(name, data.num_rows, found.parameters if holds else None, found.certificate.reasons)

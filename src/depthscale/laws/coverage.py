@@ -24,7 +24,13 @@ from depthscale.laws.fitting import Fit, from_natural
 from depthscale.laws.profiling import profile
 from depthscale.laws.quantities import parameter
 from depthscale.laws.resampling import bootstrap, refit_each
-from depthscale.laws.standard_errors import Covariance, hessian_covariance, jacobian_covariance, sandwich_covariance
+from depthscale.laws.standard_errors import (
+    Covariance,
+    hessian_covariance,
+    jacobian_covariance,
+    relative_residuals,
+    sandwich_covariance,
+)
 
 Array = NDArray[np.float64]
 Noise = Literal["resampled", "wild", "clustered"]
@@ -133,8 +139,7 @@ def draw_losses(fit: Fit, noise: Noise, num_simulations: int, seed: int) -> Arra
     """Losses [B, n] around the fit's predictions; log residuals, scaled by sqrt(n / (n - P))."""
     generator = np.random.default_rng(seed)
     count = fit.data.num_rows
-    residual = np.log(fit.data.loss / fit.predicted)
-    residual = residual * np.sqrt(count / max(count - fit.num_free, 1))
+    residual = -relative_residuals(fit)
     if noise == "resampled":
         drawn = (residual - residual.mean())[generator.integers(count, size=(num_simulations, count))]
     else:
@@ -161,7 +166,7 @@ def _intervals(
         draws = bootstrap(fit, num_replicates, seed, clusters=kind == "cluster_bootstrap")
         return {name: draws.interval(parameter(fit, name), level) for name in names}
     covariance = _COVARIANCES[kind](fit)
-    units = int(fit.data.group_codes.max()) + 1 if kind == "cluster_sandwich" else fit.data.num_rows
+    units = fit.data.num_groups if kind == "cluster_sandwich" else fit.data.num_rows
     spare = units - 1 if kind == "cluster_sandwich" else units - fit.num_free
     quantile = float(t_distribution.ppf((1 + level) / 2, max(spare, 1)))
     estimates, errors = fit.parameters, covariance.errors

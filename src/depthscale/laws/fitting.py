@@ -28,7 +28,7 @@ class Fit:
 
     Attributes:
         law: what was fitted.
-        data: the rows.
+        data: the rows, those of weight zero left out.
         objective: what was minimized.
         problem: the fit as a batch of one, from which replicates and profiles are made.
         z: [Z], the free internal coordinates.
@@ -108,8 +108,9 @@ class Fit:
             "objective": {"kind": self.objective.kind, "delta": self.objective.delta},
             "value": self.value,
             "num_rows": self.data.num_rows,
-            "num_groups": int(self.data.group_codes.max()) + 1,
+            "num_groups": self.data.num_groups,
             "data_sha256": self.data.digest,
+            "groups_sha256": self.data.group_digest,
             "certificate": self.certificate.to_dict(),
         }
 
@@ -185,6 +186,7 @@ def search(
     num_starts: int = 24,
 ) -> Fit:
     """As :func:`fit`, but a failed certificate is returned for inspection and not raised."""
+    data = data.counted
     problem = make_problem(law, data, objective, fixed, shared)
     starts = starting_points(problem, data, num_starts)
     # The checks of the objective's scale ride in the same batch: other weights, same start.
@@ -209,6 +211,7 @@ def examine(
     Example: coefficients that a paper prints, or the point where another optimizer stopped.
     """
     require_parameters(law, parameters)
+    data = data.counted
     problem = make_problem(law, data, objective)
     values = np.array([[parameters[name] for name in law.parameters]])
     own = search(law, data, objective, num_starts=num_starts)

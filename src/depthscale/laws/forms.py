@@ -12,16 +12,21 @@ from scipy.stats import f as f_distribution
 
 from depthscale.errors import DataError
 from depthscale.laws.allocation import FEWEST_FORMS, Form
+from depthscale.laws.certificate import FitError
 from depthscale.laws.fitting import Fit, search
+from depthscale.laws.frontier import block_parameters
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.library import CHINCHILLA, WIDTH_DEPTH_TOKENS
 from depthscale.laws.objective import Objective, ObjectiveKind
 from depthscale.laws.observations import Observations
 from depthscale.laws.profiling import deviance
 from depthscale.laws.resampling import bootstrap
+from depthscale.laws.standard_errors import relative_noise
 
 #: A special case that the rows reject at this p-value is left out.
 REJECTED = 0.01
+#: A form whose residual variance is more times the chosen one's misses the rows and says nothing beyond them.
+LARGEST_NOISE = 4.0
 #: In the order in which they are tried beside the chosen one.
 _OBJECTIVES: tuple[ObjectiveKind, ...] = ("log_huber", "log_squares", "raw_squares")
 _OBJECTIVE_WORDS = {
@@ -61,12 +66,17 @@ def make_forms(
 
     Returns:
         Forms with their resamples, and one line for each that was tried and left out.
+
+    Raises:
+        FitError: too many replicates of the chosen form itself are not certified.
     """
-    assert isinstance(chosen.law, AdditiveLaw), "fit files hold additive laws"
+    law = chosen.law
+    assert isinstance(law, AdditiveLaw), "fit files hold additive laws"
     clusters = chosen.data.groups is not None
+    noise = relative_noise(chosen)
     forms: list[Form] = []
     left_out = []
-    for candidate in _candidates(chosen, chosen.law, depth_offset):
+    for candidate in _candidates(chosen, law, depth_offset):
         if candidate.is_last_resort and len(forms) >= FEWEST_FORMS:
             continue
         found = search(
@@ -82,7 +92,19 @@ def make_forms(
             if p_value < REJECTED:
                 left_out.append(f"{candidate.name}: rejected by the rows, p = {p_value:.1g}")
                 continue
+        worse = relative_noise(found) / noise if noise > 0 else 1.0
+        if worse > LARGEST_NOISE:
+            left_out.append(
+                f"{candidate.name}: its residual variance is {worse:.0f} times that of {law.name}, as fitted"
+            )
+            continue
         draws = bootstrap(found, num_replicates, seed, clusters=clusters)
+        if not draws.is_sound:
+            words = f"{draws.num_discarded} of {num_replicates} replicates are not certified"
+            if not forms:
+                raise FitError(f"{words}; no interval of a shape can be given: the rows hardly determine '{law.name}'")
+            left_out.append(f"{candidate.name}: {words}")
+            continue
         forms.append(Form(candidate.name, found, draws, candidate.depth_offset))
     return forms, left_out
 
@@ -96,14 +118,14 @@ def _candidates(chosen: Fit, law: AdditiveLaw, depth_offset: float) -> list[_Can
         if (depth > 0).all():
             name = f"{law.name}, depth less {less:g}" if less else f"{law.name}, every layer counted"
             found.append(_Candidate(name, law, data.with_column("depth", depth), objective, depth_offset=less))
-    if set(law.columns) == set(WIDTH_DEPTH_TOKENS.columns):
+    if law.reads_once and set(law.columns) == set(WIDTH_DEPTH_TOKENS.columns):
         ones = {law.factor_of(column)[1].exponent: 1.0 for column in ("width", "depth")}
         name = "width and depth exponents held at 1"
         found.append(_Candidate(name, law, data, objective, fixed=ones, depth_offset=depth_offset))
     if len(law.exponents) == 2 and len(law.terms) == 2:
         pair = (law.exponents[0], law.exponents[1])
         found.append(_Candidate("both exponents equal", law, data, objective, shared=[pair]))
-    if {"blocks", "rounds"} <= set(law.columns):
+    if law.reads_once and {"blocks", "rounds"} <= set(law.columns):
         pair = (law.factor_of("blocks")[1].exponent, law.factor_of("rounds")[1].exponent)
         found.append(_Candidate("a round as good as a block", law, data, objective, shared=[pair]))
     if set(law.columns) != set(CHINCHILLA.columns) and "tokens" in data.columns:
@@ -126,6 +148,6 @@ def _with_parameters(data: Observations, depth_offset: float) -> Observations | 
         return data
     try:
         blocks = data.column("blocks") if "blocks" in data.columns else data.column("depth") + depth_offset
-        return data.with_column("parameters", 12 * data.column("width") ** 2 * blocks)
+        return data.with_column("parameters", block_parameters(data.column("width"), blocks))
     except DataError:
         return None

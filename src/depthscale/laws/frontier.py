@@ -10,6 +10,7 @@ Width-depth-tokens under C = 72 m^2 l D, Chinchilla under C = 6 N D, and N = 12 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,24 +32,51 @@ class Budget:
     Attributes:
         powers: column to its power, positive.
         multiplier: constant in front.
-        held: other columns of the law, at the values they stay at (SMELT's active share).
+        held: other columns of the law, at the values they stay at (SMELT's active share, rounds).
+        held_powers: power of those held columns that cost something too (rounds).
     """
 
     powers: Mapping[str, float]
     multiplier: float = 1.0
     held: Mapping[str, float] = field(default_factory=dict)
+    held_powers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.powers or not all(power > 0 for power in self.powers.values()):
             raise ConfigError(f"budget powers came as {dict(self.powers)!r}; expected a positive power per column")
         if not self.multiplier > 0:
             raise ConfigError(f"budget multiplier came as {self.multiplier!r}; expected a positive number")
+        free = [name for name in self.held_powers if name not in self.held]
+        if free:
+            raise ConfigError(f"{', '.join(free)} came with a power but no value in 'held'; expected both")
+
+    @property
+    def constant(self) -> float:
+        """The multiplier with the held columns' cost."""
+        return float(self.multiplier * math.prod(self.held[name] ** power for name, power in self.held_powers.items()))
+
+    def spent(self, columns: Mapping[str, Values]) -> Values:
+        """What points [n] cost; a held column counts by the point's own value where it has one."""
+        powers = {**self.powers, **self.held_powers}
+        total: Values = np.asarray(self.multiplier)
+        for name, power in powers.items():
+            total = total * columns.get(name, np.asarray(self.held.get(name, math.nan))) ** power
+        return total
+
+
+#: Parameters of a block over width squared: 4 of attention and 8 of the MLP.
+BLOCK_PARAMETERS = 12.0
+
+
+def block_parameters(width: Any, depth: Any) -> Any:
+    """12 m^2 l, what closed forms count, of numbers or arrays; embeddings, norms and the exact MLP are left out."""
+    return BLOCK_PARAMETERS * width**2 * depth
 
 
 #: Training FLOPs 6 N D with N = 12 m^2 l, embeddings and attention left out: for closed forms only.
-WIDTH_DEPTH_TOKENS_FLOPS = Budget({"width": 2.0, "depth": 1.0, "tokens": 1.0}, 72.0)
+WIDTH_DEPTH_TOKENS_FLOPS = Budget({"width": 2.0, "depth": 1.0, "tokens": 1.0}, 6 * BLOCK_PARAMETERS)
 #: Parameters 12 m^2 l alone, data unlimited.
-WIDTH_DEPTH_PARAMETERS = Budget({"width": 2.0, "depth": 1.0}, 12.0)
+WIDTH_DEPTH_PARAMETERS = Budget({"width": 2.0, "depth": 1.0}, BLOCK_PARAMETERS)
 #: Training FLOPs 6 N D.
 CHINCHILLA_FLOPS = Budget({"parameters": 1.0, "tokens": 1.0}, 6.0)
 
@@ -72,7 +100,7 @@ def optimal_shape(
     """
     logs, rate = _log_slopes(law, parameters, budget)
     total = sum(budget.powers[c] / parameters[f.exponent] * logs[c] for c, (_, f) in _chosen(law, budget).items())
-    log_price = (total + np.log(budget.multiplier) - np.log(compute)) / rate
+    log_price = (total + np.log(budget.constant) - np.log(compute)) / rate
     return {
         column: np.exp((logs[column] - log_price) / parameters[factor.exponent])
         for column, (_, factor) in _chosen(law, budget).items()

@@ -84,7 +84,7 @@ def parabola_bias(
     others = [name for name in budget.powers if name != column]
     if len(others) != 1:
         raise DataError(f"budget has columns {', '.join(budget.powers)}; expected '{column}' and one more")
-    rest = (compute / budget.multiplier / sizes ** budget.powers[column]) ** (1 / budget.powers[others[0]])
+    rest = (compute / budget.constant / sizes ** budget.powers[column]) ** (1 / budget.powers[others[0]])
     held = {name: np.full(len(sizes), value) for name, value in budget.held.items()}
     losses = law.predict(parameters, {column: sizes, others[0]: rest, **held})
     vertex = fit_parabola(sizes, losses).vertex

@@ -91,8 +91,9 @@ def of_arm(parameters: Mapping[str, Values], base: AdditiveLaw, arm: str) -> dic
 def join_arms(data: Sequence[Observations]) -> Observations:
     """Rows of all arms below each other with the column ``arm``.
 
-    Groups keep their labels, so a group that has rows in several arms (the same seed, the same cell of a grid)
-    is drawn as a whole by the cluster bootstrap: that is what makes it paired.
+    Groups made of columns are made again over all arms, labels from elsewhere are kept: a group that has rows in
+    several arms (the same seed, the same cell of a grid) is drawn as a whole by the cluster bootstrap, which makes it
+    paired.
     """
     if len({tuple(sorted(part.columns)) for part in data}) != 1:
         raise DataError("arms came with different columns; expected the same in each")
@@ -100,10 +101,12 @@ def join_arms(data: Sequence[Observations]) -> Observations:
         raise DataError("some arms came with groups and some without; expected all or none")
     if len({part.weights is None for part in data}) != 1:
         raise DataError("some arms came with weights and some without; expected all or none")
+    if len({part.grouped_on for part in data}) != 1:
+        raise DataError("arms were grouped by different columns; expected the same in each")
     names = list(data[0].columns)
     columns = {name: np.concatenate([part.columns[name] for part in data]) for name in names}
     columns[ARM_COLUMN] = np.repeat(np.arange(float(len(data))), [part.num_rows for part in data])
-    return Observations(
+    joined = Observations(
         columns,
         np.concatenate([part.loss for part in data]),
         None if data[0].weights is None else np.concatenate([part.row_weights for part in data]),
@@ -111,3 +114,5 @@ def join_arms(data: Sequence[Observations]) -> Observations:
         if data[0].groups is not None
         else None,
     )
+    # Codes that each arm made from its own rows mean nothing in the other: number them over both.
+    return joined.grouped_by(data[0].grouped_on) if data[0].grouped_on else joined

@@ -133,6 +133,11 @@ class AdditiveLaw:
         """Columns that the law reads, each once, in the order of first use."""
         return tuple(dict.fromkeys(factor.column for term in self.terms for factor in term.factors))
 
+    @property
+    def reads_once(self) -> bool:
+        """No column is read by two factors, as an interaction would: each has one exponent."""
+        return sum(len(term.factors) for term in self.terms) == len(self.columns)
+
     def factor_of(self, column: str) -> tuple[Term, Factor]:
         """The one term and factor that read ``column``.
 
@@ -181,7 +186,8 @@ class AdditiveLaw:
                 if not good.all():
                     row = int(np.flatnonzero(~good)[0])
                     raise DataError(
-                        f"column '{factor.column}' has {values[row]!r} in row {row}; expected positive finite numbers"
+                        f"column '{factor.column}' has {float(values[row])!r} in row {row};"
+                        " expected positive finite numbers"
                     )
         regressors = tuple(
             np.stack([f.regressor(columns[f.column]) for f in term.factors], axis=1)
@@ -215,12 +221,15 @@ class AdditiveLaw:
             ConfigError: a key is unknown or missing.
         """
         _require_keys("law", data, ("name", "floor", "terms"), needed=("name", "terms"))
+        _require_text("law", data, ("name", "floor"))
         terms = []
         for term in _tables("terms", data["terms"]):
             _require_keys("term", term, ("coefficient", "factors"), needed=("coefficient", "factors"))
+            _require_text("term", term, ("coefficient",))
             factors = []
             for factor in _tables("factors", term["factors"]):
                 _require_keys("factor", factor, ("column", "exponent", "kind"), needed=("column", "exponent"))
+                _require_text("factor", factor, ("column", "exponent", "kind"))
                 factors.append(Factor(**{str(key): value for key, value in factor.items()}))
             terms.append(Term(str(term["coefficient"]), tuple(factors)))
         return cls(str(data["name"]), tuple(terms), data.get("floor"))
@@ -264,6 +273,13 @@ def _tables(name: str, value: object) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list | tuple) or not all(isinstance(item, Mapping) for item in value):
         raise ConfigError(f"{name} came as {value!r}; expected a list of tables")
     return value
+
+
+def _require_text(kind: str, data: Mapping[str, Any], keys: Sequence[str]) -> None:
+    for key in keys:
+        value = data.get(key)
+        if value is not None and not (isinstance(value, str) and value):
+            raise ConfigError(f"{kind} key '{key}' came as {value!r}; expected a name, such as {key} = \"L_0\"")
 
 
 def _require_keys(kind: str, data: Mapping[str, Any], known: Sequence[str], needed: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ raw_squares  r = L^ - L,        rho = r^2 / 2                   reported as mean
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -36,7 +37,7 @@ class Objective:
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVE_KINDS:
             raise ConfigError(unknown_name("objective", str(self.kind), OBJECTIVE_KINDS))
-        if not self.delta > 0:
+        if not 0 < self.delta < math.inf:
             raise ConfigError(f"Huber delta came as {self.delta!r}; expected a positive number such as 1e-3")
 
     @property

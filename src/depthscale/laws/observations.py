@@ -14,6 +14,17 @@ from depthscale.errors import DataError, unknown_name
 Array = NDArray[np.float64]
 
 
+def ordinal(number: int) -> str:
+    """A rank in print.
+
+    Example:
+        >>> [ordinal(n) for n in (1, 2, 3, 11, 40, 101)]
+        ['1st', '2nd', '3rd', '11th', '40th', '101st']
+    """
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 @dataclass(frozen=True)
 class Observations:
     """What laws are fitted to.
@@ -24,12 +35,14 @@ class Observations:
         weights: [n], not negative; None weighs every row 1.
         groups: [n] labels of rows that are not independent (an architecture, a run); None means that each row
             stands for itself.
+        grouped_on: columns whose values made the groups; empty where the labels came from elsewhere.
     """
 
     columns: Mapping[str, Array]
     loss: Array
     weights: Array | None = None
     groups: NDArray[np.intp] | None = None
+    grouped_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         loss = np.asarray(self.loss, dtype=np.float64)
@@ -47,7 +60,7 @@ class Observations:
         bad = np.flatnonzero(~(np.isfinite(loss) & (loss > 0)))
         if len(bad):
             raise DataError(
-                f"loss is {loss[bad[0]]!r} in row {bad[0]} ({len(bad)} such rows);"
+                f"loss is {float(loss[bad[0]])!r} in row {bad[0]} ({len(bad)} such rows);"
                 " expected positive finite losses: leave diverged rows out"
             )
         weights = self.weights
@@ -83,6 +96,16 @@ class Observations:
         return codes
 
     @property
+    def num_groups(self) -> int:
+        """G; the rows themselves where no groups were given."""
+        return int(self.group_codes.max()) + 1
+
+    @property
+    def counted(self) -> Observations:
+        """Without rows of weight zero, which must not count as rows, groups or depths either."""
+        return self if self.weights is None or (self.weights > 0).all() else self.take(self.weights > 0)
+
+    @property
     def digest(self) -> str:
         """sha256 over columns, losses and weights, to say in a result which rows it came from."""
         hasher = hashlib.sha256()
@@ -92,6 +115,11 @@ class Observations:
         hasher.update(self.loss.tobytes())
         hasher.update(self.row_weights.tobytes())
         return hasher.hexdigest()
+
+    @property
+    def group_digest(self) -> str:
+        """sha256 over the groups' numbers: what a cluster bootstrap rests on."""
+        return hashlib.sha256(np.ascontiguousarray(self.group_codes, dtype=np.int64).tobytes()).hexdigest()
 
     def column(self, name: str) -> Array:
         """One column.
@@ -110,6 +138,7 @@ class Observations:
             self.loss[rows],
             None if self.weights is None else self.weights[rows],
             None if self.groups is None else self.groups[rows],
+            self.grouped_on,
         )
 
     def with_column(self, name: str, values: Array) -> Observations:
@@ -124,7 +153,7 @@ class Observations:
         """Rows that agree in all named columns form one group: an architecture by its width and depth."""
         stacked = np.stack([self.column(name) for name in names], axis=1)
         codes: NDArray[np.intp] = np.unique(stacked, axis=0, return_inverse=True)[1].ravel()
-        return replace(self, groups=codes)
+        return replace(self, groups=codes, grouped_on=tuple(names))
 
     def below_loss_rank(self, rank: int) -> Observations:
         """Rows with a loss strictly below the ``rank``-th largest.
@@ -133,7 +162,10 @@ class Observations:
         """
         if not 1 <= rank <= self.num_rows:
             raise DataError(f"loss rank came as {rank}; expected 1 to the {self.num_rows} rows")
-        return self.take(self.loss < np.sort(self.loss)[::-1][rank - 1])
+        keep = self.loss < np.sort(self.loss)[::-1][rank - 1]
+        if not keep.any():
+            raise DataError(f"no loss lies below the {ordinal(rank)} largest; expected a rank below {rank}")
+        return self.take(keep)
 
     def without_highest(self, count: int) -> Observations:
         """All but the ``count`` highest losses (among ties, the earlier rows go first).

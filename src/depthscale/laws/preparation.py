@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from depthscale.laws.card import (
     finished_rows,
     inspect_rows,
 )
+from depthscale.laws.frontier import block_parameters
 from depthscale.laws.law import AdditiveLaw
-from depthscale.laws.observations import Observations
-from depthscale.laws.tables import ColumnMap, from_table
+from depthscale.laws.observations import Observations, ordinal
+from depthscale.laws.tables import ColumnMap, from_table, is_numeric
 from depthscale.plan import DepthPlan
 
 Array = NDArray[np.float64]
@@ -66,7 +67,7 @@ class RowRule:
     def words(self) -> str:
         """The cut in words."""
         if self.below_rank is not None:
-            return f"losses strictly below the {self.below_rank}th largest"
+            return f"losses strictly below the {ordinal(self.below_rank)} largest"
         return f"all but the {self.drop_highest} highest losses" if self.drop_highest else "every row"
 
 
@@ -80,6 +81,7 @@ class Prepared:
         findings: what looks odd, rows by number (from 0, header not counted).
         notes: what was done to the rows, one line each.
         num_read: rows of the table.
+        depth_offset: layers that the column ``depth`` leaves out.
     """
 
     everything: Observations
@@ -87,19 +89,30 @@ class Prepared:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     num_read: int
+    depth_offset: float = 0.0
 
 
-def map_columns(table: Mapping[str, list[Any]], law: AdditiveLaw, text: str | None) -> ColumnMap:
+def map_columns(table: Mapping[str, list[Any]], law: AdditiveLaw, text: str | None) -> tuple[ColumnMap, list[str]]:
     """The user's columns, completed by those that the table has under the law's own names.
+
+    Returns:
+        The columns, and a note for each that could have been read beside the law's own but holds no numbers.
 
     Raises:
         DataError: the table lacks a column that the law reads.
     """
+    if not law.columns:
+        raise ConfigError(f"law '{law.name}' reads no column; expected at least one factor")
     given = ColumnMap.parse(text) if text else ColumnMap({})
     sources = dict(given.sources)
-    for name in (*law.columns, *EXTRA_COLUMNS):
-        if name not in sources and name in table:
+    notes = []
+    for name in dict.fromkeys((*law.columns, *EXTRA_COLUMNS)):
+        if name in sources or name not in table:
+            continue
+        if name in law.columns or is_numeric(table[name]):
             sources[name] = (name, 1.0)
+        else:
+            notes.append(f"column '{name}' holds more than numbers and was not read; the law does without it")
     derivable = {"parameters", "flops"} <= set(sources)
     missing = [name for name in law.columns if name not in sources and not (name == "tokens" and derivable)]
     if missing:
@@ -107,7 +120,7 @@ def map_columns(table: Mapping[str, list[Any]], law: AdditiveLaw, text: str | No
             f"law '{law.name}' reads {', '.join(missing)}, which the table lacks; name them, such as"
             f" --columns {missing[0]}=COLUMN. The table has: {', '.join(table)}"
         )
-    return ColumnMap(sources, given.loss, given.groups)
+    return replace(given, sources=sources), notes
 
 
 def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard, context: int | None) -> Prepared:
@@ -133,6 +146,8 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
     findings = [finding for finding in inspect_rows(data) if finding.kind != "constant"]
     findings += [finding for finding in inspect_rows(read) if finding.kind == "constant"]
     _refuse(findings, data, rule)
+    for name in law.columns:
+        _require_finite(name, data.column(name))
     findings += _budget_findings(data, card, context)
     if not rule.keep_unfinished:
         finished = finished_rows(data)
@@ -148,6 +163,9 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
             )
         data = data.with_column("depth", values)
         notes.append(f"depth counts layers less {rule.depth_offset:g}")
+    if data.counted is not data:
+        notes.append(f"{data.num_rows - data.counted.num_rows} rows have no weight and are left out")
+        data = data.counted
     base = data
     if rule.below_rank is not None:
         base = data.below_loss_rank(rule.below_rank)
@@ -155,12 +173,20 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
         base = data.without_highest(rule.drop_highest)
     notes.append(f"{base.num_rows} of {table.num_rows} rows are fitted: {rule.words}")
     base, words = _grouped(base, law, rule)
-    return Prepared(data, base, tuple(findings), (*notes, words), table.num_rows)
+    return Prepared(data, base, tuple(findings), (*notes, words), table.num_rows, rule.depth_offset)
 
 
-def rows_from_table(table: Mapping[str, list[Any]], law: AdditiveLaw, columns: str | None) -> Observations:
-    """Every row of a table under the names of the law."""
-    return from_table(table, map_columns(table, law, columns))
+def rows_from_table(
+    table: Mapping[str, list[Any]], law: AdditiveLaw, columns: str | None
+) -> tuple[Observations, list[str]]:
+    """Every row of a table under the names of the law, and notes on columns that were not read."""
+    found, notes = map_columns(table, law, columns)
+    return from_table(table, found), notes
+
+
+def is_gated(mlp_ratio: float) -> bool:
+    """Whether an MLP of this ratio is read as gated (swiglu)."""
+    return mlp_ratio < _GATED_BELOW
 
 
 def shown_rows(rows: tuple[int, ...]) -> str:
@@ -184,7 +210,7 @@ def _refuse(findings: list[Finding], data: Observations, rule: RowRule) -> None:
             raise DataError(f"{finding.message} (rows {shown_rows(finding.rows)})")
     parameters = data.columns.get("parameters")
     if parameters is None and {"width", "depth"} <= set(data.columns):
-        parameters = 12 * data.columns["width"] ** 2 * data.columns["depth"]
+        parameters = block_parameters(data.columns["width"], data.columns["depth"])
     if parameters is not None and "tokens" in data.columns and (parameters > 0).all():
         per_parameter = float(np.median(data.columns["tokens"] / parameters))
         low, high = TOKENS_PER_PARAMETER
@@ -200,12 +226,17 @@ def _grouped(data: Observations, law: AdditiveLaw, rule: RowRule) -> tuple[Obser
     if rule.independent:
         return alone, "rows are taken as independent, as asked"
     if data.groups is not None:
-        return data, f"{int(data.group_codes.max()) + 1} groups as given"
+        if data.num_groups < FEWEST_GROUPS:
+            raise DataError(
+                f"{data.num_groups} groups came, too few to draw from (at least {FEWEST_GROUPS} are needed);"
+                " group by something finer, or take rows as independent with --independent-rows"
+            )
+        return data, f"{data.num_groups} groups as given"
     sizes = [name for name in law.columns if name not in DURATION_COLUMNS]
     if not sizes:
         return alone, "rows are taken as independent: the law reads no size that could group them"
     grouped = data.grouped_by(sizes)
-    count = int(grouped.group_codes.max()) + 1
+    count = grouped.num_groups
     if FEWEST_GROUPS <= count < data.num_rows:
         return grouped, f"rows that agree in {' and '.join(sizes)} form one group: {count} groups"
     why = "each has sizes of its own" if count == data.num_rows else f"{count} architectures are too few to draw from"
@@ -214,9 +245,13 @@ def _grouped(data: Observations, law: AdditiveLaw, rule: RowRule) -> tuple[Obser
 
 def _budget_findings(data: Observations, card: DataCard, context: int | None) -> list[Finding]:
     """Rows whose parameters or FLOPs are not what the shape says; nothing where the shape is not known."""
-    needed = {"width", "depth", "parameters"}
-    if not needed <= set(data.columns) or card.vocab_size is None or card.mlp_ratio is None:
+    needed = ("width", "depth", "parameters")
+    if not set(needed) <= set(data.columns) or card.vocab_size is None or card.mlp_ratio is None:
         return []
+    for name in needed:
+        _require_finite(name, data.column(name))
+        if name != "parameters":
+            _require_whole(name, data.column(name))
     try:
         shapes = [
             _shape(int(width), int(depth), card.vocab_size, card.mlp_ratio)
@@ -232,6 +267,21 @@ def _budget_findings(data: Observations, card: DataCard, context: int | None) ->
     return [finding for finding in found if finding is not None]
 
 
+def _require_finite(name: str, values: Array) -> None:
+    odd = np.flatnonzero(~np.isfinite(values))
+    if len(odd):
+        raise DataError(f"column '{name}' has {float(values[odd[0]])} in row {odd[0]}; expected finite numbers")
+
+
+def _require_whole(name: str, values: Array) -> None:
+    odd = np.flatnonzero(values != np.round(values))
+    if len(odd):
+        raise DataError(
+            f"column '{name}' has {float(values[odd[0]])} in row {odd[0]}; expected whole numbers, to count parameters"
+            " (leave --vocab or --ffn-ratio out to fit without that check)"
+        )
+
+
 def _shape(width: int, depth: int, vocab_size: int, mlp_ratio: float) -> ModelShape:
     # Heads do not change the count: their widths add up to the model's.
     return ModelShape(
@@ -242,6 +292,6 @@ def _shape(width: int, depth: int, vocab_size: int, mlp_ratio: float) -> ModelSh
         num_key_value_heads=1,
         head_dim=width,
         intermediate_size=round(mlp_ratio * width),
-        mlp="swiglu" if mlp_ratio < _GATED_BELOW else "gelu",
+        mlp="swiglu" if is_gated(mlp_ratio) else "gelu",
         norm_placement="pre",
     )

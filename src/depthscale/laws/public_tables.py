@@ -6,6 +6,7 @@ Their repositories carry no license, so the tables do not come with the package.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -79,10 +80,21 @@ def _download(table: PublicTable, timeout_seconds: float) -> bytes:
     address = f"{BASE_ADDRESS}/{table.address}"
     try:
         with urllib.request.urlopen(address, timeout=timeout_seconds) as response:
-            content: bytes = response.read(_LARGEST_BYTES)
-    except (urllib.error.URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        raise DataError(f"cannot download {address} ({reason}); check the connection and try again") from error
+            content: bytes = response.read(_LARGEST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        raise DataError(
+            f"{address} was answered with {error.code} {error.reason}; the table may have moved: {table.origin}"
+        ) from error
+    # A server that breaks off in the middle ends in an HTTPException, which is no OSError.
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise DataError(
+            f"cannot download {address} ({type(error).__name__}: {reason}); check the connection and try again"
+        ) from error
+    if len(content) > _LARGEST_BYTES:
+        raise DataError(
+            f"{address} is larger than {_LARGEST_BYTES:,} bytes; the table was changed, nothing was written"
+        )
     found = _sha256(content)
     if found != table.sha256:
         raise DataError(

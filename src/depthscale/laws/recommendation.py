@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
-from depthscale.laws.allocation import EXTRAPOLATION, Allocation, Form, allocate, predict_all
+from depthscale.laws.allocation import EXTRAPOLATION, Allocation, Form, Redrawn, allocate, predict_all
 from depthscale.laws.buildable import (
     CONVENTIONAL_ASPECT,
     Spending,
     center_of,
+    closed_optima,
     closed_optimum,
     deep_enough,
     limits_of,
@@ -22,11 +24,11 @@ from depthscale.laws.buildable import (
     shapes_around,
     thinned,
 )
-from depthscale.laws.candidates import WIDTH_STEP, Candidates, ShapeTemplate
+from depthscale.laws.candidates import WIDTH_STEP, Candidates, Limits, ShapeTemplate
 from depthscale.laws.closed_form import closed_form
 from depthscale.laws.frontier import Budget
 from depthscale.laws.law import AdditiveLaw
-from depthscale.laws.spending import closed_budget, spent
+from depthscale.laws.spending import closed_budget, open_exponents
 from depthscale.laws.useful_run import Workshop, propose_run
 
 Array = NDArray[np.float64]
@@ -60,6 +62,12 @@ class Wish:
     level: float = 0.95
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.aspect < math.inf:
+            raise ConfigError(f"aspect came as {self.aspect!r}; expected a positive number such as 128")
+        if self.unique_tokens is not None and not 0 < self.unique_tokens < math.inf:
+            raise ConfigError(f"unique tokens came as {self.unique_tokens!r}; expected a positive number")
+
 
 def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candidates]:
     """Answer a wish.
@@ -76,9 +84,14 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     budget = closed_budget(law, fit.data)
     if budget is None:
         raise ConfigError(f"law '{law.name}' has no budget over {', '.join(law.columns)}; no shape can be chosen")
+    negative = open_exponents(fit, budget)
+    if negative:
+        raise ConfigError(f"loss does not fall in {', '.join(negative)} here, so no budget has a best shape")
     compute, optimum = closed_optimum(law, fit.parameters, budget, wish.spending)
-    limits = limits_of(wish.spending, optimum, wish.unique_tokens)
-    notes = []
+    held_rounds = budget.held.get("rounds", 1.0)
+    limits = limits_of(wish.spending, optimum, wish.unique_tokens, held_rounds)
+    each = _limits_of_draws(law, forms[0], budget, wish)
+    notes: list[str] = []
     growth = 1.0
     if wish.unique_tokens is not None and wish.unique_tokens < optimum["tokens"]:
         growth = optimum["tokens"] / wish.unique_tokens if wish.spending.kind == "flops" else 1.0
@@ -98,8 +111,13 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     offset = max(form.depth_offset for form in forms)
     for reach in (_REACH, _REACH * _WIDER):
         candidates = deep_enough(shapes_around(wish.template, limits, center, reach, rounds, aspect), offset)
-        found = allocate(candidates, forms, wish.level, wish.seed)
-        edges = _at_edge(found, candidates)
+        redrawn = None
+        if each is not None:
+            widest = _widest(each, limits)
+            wide = deep_enough(shapes_around(wish.template, widest, center, reach, rounds, aspect), offset)
+            redrawn = Redrawn(wide, each)
+        found = allocate(candidates, forms, wish.level, wish.seed, redrawn)
+        edges = _at_edge(found, candidates if redrawn is None else redrawn.candidates)
         if not edges:
             break
     if edges and reads_shape:
@@ -107,8 +125,8 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     chosen = [candidates.columns[name] == found.best[name] for name in ("width", "blocks", "rounds")]
     here = candidates.take(np.logical_and.reduce(chosen))
     result = _as_data(found, candidates, here, forms, wish)
-    largest = float(spent(budget, fit.data.columns).max())
-    cost = float(spent(budget, {name: np.array([value]) for name, value in found.best.items()} | _held(budget))[0])
+    largest = float(budget.spent(fit.data.columns).max())
+    cost = float(budget.spent({name: np.asarray(value) for name, value in found.best.items()}))
     result["beyond_data"]["flops"] = max(1.0, cost / largest)
     result["is_extrapolation"] = max(result["beyond_data"].values()) > EXTRAPOLATION
     result["map"] = _map(candidates, forms[0], found.loss) if reads_shape else None
@@ -126,13 +144,35 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     return result, candidates
 
 
-def _held(budget: Budget) -> dict[str, Array]:
-    return {name: np.array([value]) for name, value in budget.held.items()}
+def _limits_of_draws(law: AdditiveLaw, form: Form, budget: Budget, wish: Wish) -> list[Limits | None] | None:
+    """What each draw's own frontier makes of the budget; None where the budget leaves nothing to a frontier."""
+    if wish.spending.kind == "flops":
+        return None
+    parameters = {name: form.draws.column(name) for name in form.draws.names}
+    # A draw with a negative exponent has no frontier, whatever the formula says of it.
+    falls = np.all([parameters[law.factor_of(name)[1].exponent] > 0 for name in budget.powers], axis=0)
+    optima = closed_optima(law, parameters, budget, wish.spending)[1]
+    usable = falls & np.all([np.isfinite(values) & (values > 0) for values in optima.values()], axis=0)
+    rounds = budget.held.get("rounds", 1.0)
+    return [
+        limits_of(
+            wish.spending, {name: float(values[i]) for name, values in optima.items()}, wish.unique_tokens, rounds
+        )
+        if good
+        else None
+        for i, good in enumerate(usable)
+    ]
+
+
+def _widest(each: Sequence[Limits | None], own: Limits) -> Limits:
+    """Limits that allow every shape which some draw allows; tokens are the draws' own."""
+    sizes = [limits.unrolled_parameters for limits in each if limits is not None and limits.unrolled_parameters]
+    return replace(own, unrolled_parameters=max(sizes)) if sizes else own
 
 
 def _map(candidates: Candidates, form: Form, least: float) -> dict[str, Any]:
     """Share of loss above the least over width and visits, thinned to a grid for a figure; None where nothing fits."""
-    losses = predict_all(form, candidates, _estimate(form))[0] / least - 1
+    losses = predict_all(form, candidates, form.estimate)[0] / least - 1
     widths, depths = thinned(candidates.width, _MAP_LINES), thinned(candidates.blocks * candidates.rounds, _MAP_LINES)
     visits = candidates.blocks * candidates.rounds
     table: list[list[float | None]] = []
@@ -143,11 +183,6 @@ def _map(candidates: Candidates, form: Form, least: float) -> dict[str, Any]:
             row.append(float(here.min()) if len(here) else None)
         table.append(row)
     return {"widths": widths, "depths": depths, "above_best": table}
-
-
-def _estimate(form: Form) -> Array:
-    values = form.fit.parameters
-    return np.array([[values[name] for name in form.fit.law.parameters]])
 
 
 def _at_edge(found: Allocation, candidates: Candidates) -> list[str]:
@@ -183,6 +218,7 @@ def _as_data(
             "flops": best["flops_per_token"] * best["tokens"],
             "memory": float(here.memory[0]),
         },
+        "first_form": forms[0].name,
         "loss": found.loss,
         "level": found.level,
         "intervals": {name: list(ends) for name, ends in found.intervals.items()},
@@ -205,7 +241,7 @@ def _as_data(
 
 def _spread(near: Candidates, least: float, form: Form) -> list[dict[str, float]]:
     """Some of the shapes within 1 %, evenly over their depths: the shallowest, the deepest and what lies between."""
-    losses = predict_all(form, near, _estimate(form))[0]
+    losses = predict_all(form, near, form.estimate)[0]
     visits = near.blocks * near.rounds
     # Of each depth the best width.
     order = np.lexsort((losses, visits))
@@ -239,5 +275,5 @@ def _title(result: dict[str, Any]) -> str:
     return (
         f"EXTRAPOLATION ({far} beyond the rows): {title}. Most useful next run: width {run['width']:.0f},"
         f" {run['blocks']:.0f} blocks{looped}, {run['tokens']:.3g} tokens ({run['flops']:.2g} FLOPs), which removes"
-        f" {run['variance_removed']:.0%} of the prediction's variance"
+        f" {run['variance_removed']:.0%} of the variance that the parameters of '{result['first_form']}' leave"
     )

@@ -22,7 +22,7 @@ from depthscale.laws.objective import Objective
 from depthscale.laws.observations import Observations
 from depthscale.laws.profiling import ProfileInterval, deviance, profile
 from depthscale.laws.quantities import parameter
-from depthscale.laws.standard_errors import hessian_covariance
+from depthscale.laws.standard_errors import hessian_covariance, robust_covariance
 
 Array = NDArray[np.float64]
 
@@ -40,11 +40,13 @@ class HeldExponent:
         exponent: value held.
         deviance: against the free fit.
         p_value: F(1, n - P); rows count as independent.
+        group_p_value: of the deviance over the design effect, F(1, G - 1); None where the rows have no groups.
     """
 
     exponent: float
     deviance: float
     p_value: float
+    group_p_value: float | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Regime:
         verdict: ``not identifiable``, ``ensemble_averaging``, ``procedural_assembly``, ``both allowed`` or
             ``neither``.
         reasons: why it is not identifiable; empty otherwise.
-        num_depths, depth_range: distinct depths and largest over smallest.
+        num_depths, depth_range: distinct depths and largest over smallest, layers counted as built.
+        design_effect: variance of the exponent by groups over that of independent rows; None without groups.
         exponent: profile interval.
         held: per regime.
         slopes: by window of depth, shallow to deep.
@@ -83,6 +86,7 @@ class Regime:
     reasons: tuple[str, ...]
     num_depths: int
     depth_range: float
+    design_effect: float | None
     exponent: ProfileInterval
     held: dict[str, HeldExponent]
     slopes: tuple[LocalSlope, ...]
@@ -97,6 +101,7 @@ def regime_test(
     objective: Objective = DEFAULT_OBJECTIVE,
     num_windows: int = 3,
     level: float = 0.95,
+    depth_offset: float = 0.0,
 ) -> Regime:
     """Test the exponent of ``depth`` against the regimes.
 
@@ -108,6 +113,7 @@ def regime_test(
         objective: what is minimized.
         num_windows: windows of depth with about equally many rows.
         level: of the profile interval and the verdict.
+        depth_offset: layers that the column leaves out; the range is that of the models as built.
 
     Raises:
         FitError: the free fit is not certified.
@@ -117,20 +123,26 @@ def regime_test(
         raise ConfigError(f"column '{depth}' is read as {factor.kind}; expected an inverse power")
     free = fit(law, data, objective)
     interval = profile(free, [parameter(free, factor.exponent)], level)[0]
-    held = {name: _held(free, factor.exponent, value) for name, value in REGIME_EXPONENTS.items()}
-    depths = np.unique(data.column(depth))
+    effect = _design_effect(free, factor.exponent)
+    held = {name: _held(free, factor.exponent, value, effect) for name, value in REGIME_EXPONENTS.items()}
+    depths = np.unique(free.data.column(depth)) + depth_offset
     reasons = []
     if len(depths) < FEWEST_DEPTHS:
         reasons.append(f"{len(depths)} distinct depths, at least {FEWEST_DEPTHS} are needed")
     if depths[-1] / depths[0] < SMALLEST_RANGE:
         reasons.append(f"depths span a factor {depths[-1] / depths[0]:.2f}, at least {SMALLEST_RANGE:g} is needed")
-    allowed = [name for name, test in held.items() if test.p_value > 1 - level]
+    allowed = [
+        name
+        for name, test in held.items()
+        if (test.p_value if test.group_p_value is None else test.group_p_value) > 1 - level
+    ]
     verdict = {0: "neither", 1: allowed[0] if allowed else "", 2: "both allowed"}[len(allowed)]
     return Regime(
         "not identifiable" if reasons else verdict,
         tuple(reasons),
         len(depths),
         float(depths[-1] / depths[0]),
+        effect,
         interval,
         held,
         local_slopes(free, depth, num_windows),
@@ -196,8 +208,17 @@ def interaction_p_value(free: Fit, depth: str, width: str) -> float:
     return float(f_distribution.sf(statistic, 1, spare))
 
 
-def _held(free: Fit, exponent: str, value: float) -> HeldExponent:
+def _design_effect(free: Fit, exponent: str) -> float | None:
+    """How much more the exponent varies where rows of one group err together; at least 1."""
+    if free.data.groups is None:
+        return None
+    clustered, alone = robust_covariance(free).errors[exponent], hessian_covariance(free).errors[exponent]
+    return max((clustered / alone) ** 2, 1.0) if alone > 0 else 1.0
+
+
+def _held(free: Fit, exponent: str, value: float, effect: float | None) -> HeldExponent:
     restricted = fit(free.law, free.data, free.objective, fixed={exponent: value})
     rise = float(deviance(free, restricted.total))
     spare = max(free.data.num_weighted_rows - free.num_free, 1)
-    return HeldExponent(value, rise, float(f_distribution.sf(rise, 1, spare)))
+    grouped = None if effect is None else float(f_distribution.sf(rise / effect, 1, max(free.data.num_groups - 1, 1)))
+    return HeldExponent(value, rise, float(f_distribution.sf(rise, 1, spare)), grouped)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,6 +19,8 @@ Array = NDArray[np.float64]
 # Members that fit the cache together; larger batches run at the speed of memory.
 _BATCH = 128
 _FEWEST_GROUPS = 3
+#: Share of replicates without a certificate above which no bootstrap interval is given.
+LARGEST_DISCARDED = 0.1
 _MORE_ITERATIONS = 1000  # for the few replicates that creep along a valley
 
 
@@ -40,6 +41,11 @@ class Bootstrap:
     parameters: Array
     num_discarded: int
     num_units: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Few enough replicates were discarded for an interval to mean something: at most a tenth."""
+        return self.num_discarded <= LARGEST_DISCARDED * (self.num_discarded + len(self.parameters))
 
     def values(self, quantity: Quantity) -> Array:
         """The quantity in each replicate [B]."""
@@ -124,16 +130,13 @@ def refit_each(fit: Fit, weights: Array, observed: Array | None = None) -> tuple
 
 def finite_interval(result: Bootstrap, quantity: Quantity, level: float) -> list[float] | None:
     """Percentile interval over the replicates in which the quantity exists; None where it exists in none."""
-    values = result.values(quantity)
+    return percentiles(result.values(quantity), level)
+
+
+def percentiles(values: Array, level: float) -> list[float] | None:
+    """Percentile interval of the finite values [B]; None where there are none."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return [float(low), float(high)]
-
-
-def percentile_intervals(
-    result: Bootstrap, quantities: Sequence[Quantity], level: float = 0.95
-) -> dict[str, tuple[float, float]]:
-    """Percentile interval of each quantity by name."""
-    return {quantity.name: result.interval(quantity, level) for quantity in quantities}

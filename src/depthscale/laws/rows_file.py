@@ -10,23 +10,22 @@ import numpy as np
 
 from depthscale.errors import DataError
 from depthscale.laws.observations import Observations
-from depthscale.laws.tables import read_columns
+from depthscale.laws.tables import GROUP, LOSS, WEIGHT, read_columns
 from depthscale.runs.files import atomic_write_text
 
 #: Name of the file in a fit's directory.
 ROWS_FILE = "rows.csv"
-_LOSS, _WEIGHT, _GROUP = "loss", "weight", "group"
 
 
 def write_rows(path: Path, data: Observations) -> None:
     """Every column in natural units, then loss, and weight and group where the rows have them."""
     names, columns = list(data.columns), list(data.columns.values())
-    names, columns = [*names, _LOSS], [*columns, data.loss]
+    names, columns = [*names, LOSS], [*columns, data.loss]
     if data.weights is not None:
-        names, columns = [*names, _WEIGHT], [*columns, data.weights]
+        names, columns = [*names, WEIGHT], [*columns, data.weights]
     cells = [column.tolist() for column in columns]
     if data.groups is not None:
-        names, cells = [*names, _GROUP], [*cells, data.group_codes.tolist()]
+        names, cells = [*names, GROUP], [*cells, data.group_codes.tolist()]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
@@ -42,16 +41,16 @@ def read_rows(path: Path) -> Observations:
         DataError: the file is missing or damaged.
     """
     table = read_columns(path)
-    if _LOSS not in table:
-        raise DataError(f"{path} has no column '{_LOSS}'; run 'depthscale fit' again")
+    if LOSS not in table:
+        raise DataError(f"{path} has no column '{LOSS}'; run 'depthscale fit' again")
     try:
         values = {name: np.array(cells, dtype=np.float64) for name, cells in table.items()}
     except ValueError as error:
         raise DataError(f"{path} is damaged ({error}); run 'depthscale fit' again") from error
-    groups = values.pop(_GROUP, None)
+    groups = values.pop(GROUP, None)
     return Observations(
-        {name: column for name, column in values.items() if name not in (_LOSS, _WEIGHT)},
-        values[_LOSS],
-        values.get(_WEIGHT),
+        {name: column for name, column in values.items() if name not in (LOSS, WEIGHT)},
+        values[LOSS],
+        values.get(WEIGHT),
         None if groups is None else groups.astype(np.intp),
     )

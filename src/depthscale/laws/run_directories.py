@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from depthscale.errors import DataError
+from depthscale.errors import DataError, ResultError
 from depthscale.laws.card import DataCard
 from depthscale.laws.observations import Observations
 from depthscale.runs.layout import STUDY_FILE
@@ -46,7 +46,9 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
         DataError: no run has a result, or their losses do not compare (other text, other tokenizer).
         ResultError: a result is damaged.
     """
-    found = [path for directory in directories for path in _runs_of(directory, arm)]
+    listed = [_runs_of(directory, arm) for directory in directories]
+    found = [path for runs, _ in listed for path in runs]
+    without = sum(count for _, count in listed)
     trained = [(path, read_result(path, "training")) for path in found]
     good = [(path, training) for path, training in trained if training["outcome"] == "finished"]
     if not good:
@@ -55,10 +57,10 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
         odd = [path for path, training in good if training["data"][key] != good[0][1]["data"][key]]
         if odd:
             raise DataError(f"{odd[0]} and {good[0][0]} read different {what}; their losses do not compare")
-    rows = [_row(training) for _, training in good]
+    rows = [_row(path, training) for path, training in good]
     columns = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
     loss = columns.pop("loss")
-    notes = []
+    notes = [f"{without} of {without + len(found)} runs have no training result and are left out"] if without else []
     if len(good) < len(trained):
         notes.append(f"{len(trained) - len(good)} of {len(trained)} runs are stuck or diverged and are left out")
     rules = sorted({f"{t['model']['rule']} ({t['model']['norm_placement']})" for _, t in good})
@@ -67,21 +69,32 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
     return RunRows(Observations(columns, loss), _card([training for _, training in good]), tuple(notes))
 
 
-def _runs_of(directory: Path, arm: str | None) -> list[Path]:
+def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:
+    """Runs with a training result, and how many there are without one."""
     if (directory / STUDY_FILE).exists():
-        runs = sorted(p for p in (directory / "runs").glob("*") if result_path(p, "training").exists())
+        everything = sorted(path for path in (directory / "runs").glob("*") if path.is_dir())
         if arm is not None:
-            runs = [p for p in runs if (match := _RUN_NAME.fullmatch(p.name)) and match["arm"] == arm]
+            everything = [p for p in everything if (match := _RUN_NAME.fullmatch(p.name)) and match["arm"] == arm]
+        runs = [path for path in everything if result_path(path, "training").exists()]
         if not runs:
             of = f" of arm '{arm}'" if arm else ""
             raise DataError(f"study {directory} has no trained run{of}; run 'depthscale compare' first")
-        return runs
+        return runs, len(everything) - len(runs)
     if result_path(directory, "training").exists():
-        return [directory]
+        return [directory], 0
     raise DataError(f"{directory} is neither a study nor a run with a training result")
 
 
-def _row(training: Mapping[str, Any]) -> dict[str, float]:
+def _row(path: Path, training: Mapping[str, Any]) -> dict[str, float]:
+    try:
+        return _columns(training)
+    except (KeyError, TypeError) as error:
+        raise ResultError(
+            f"the training result of {path} lacks {error}; expected what 'depthscale train' writes: run it again"
+        ) from error
+
+
+def _columns(training: Mapping[str, Any]) -> dict[str, float]:
     plan, budget = training["plan"], training["budget"]
     visits = plan["unrolled_depth"] / plan["num_blocks"]
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from depthscale.errors import ConfigError, DataError
 from depthscale.laws.fitting import Fit
 from depthscale.laws.frontier import (
+    BLOCK_PARAMETERS,
     CHINCHILLA_FLOPS,
     WIDTH_DEPTH_TOKENS_FLOPS,
     Budget,
@@ -26,7 +26,7 @@ from depthscale.laws.isoflop import fit_parabola, parabola_bias
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.observations import Observations
 from depthscale.laws.quantities import Quantity, ratio
-from depthscale.laws.resampling import Bootstrap
+from depthscale.laws.resampling import Bootstrap, percentiles
 
 Array = NDArray[np.float64]
 
@@ -45,6 +45,9 @@ def closed_budget(law: AdditiveLaw, data: Observations) -> Budget | None:
     """
     columns = set(law.columns)
     budget: Budget | None = None
+    # A column read twice, as by an interaction, has no exponent of its own.
+    if not law.reads_once:
+        return None
     if columns == {"parameters", "tokens"}:
         budget = CHINCHILLA_FLOPS
     elif columns == {"width", "depth", "tokens"}:
@@ -53,7 +56,8 @@ def closed_budget(law: AdditiveLaw, data: Observations) -> Budget | None:
         budget = Budget({"unrolled_parameters": 1.0, "tokens": 1.0}, 6.0)
     elif columns == {"width", "blocks", "rounds", "tokens"}:
         rounds = float(np.median(data.column("rounds")))
-        budget = Budget({"width": 2.0, "blocks": 1.0, "tokens": 1.0}, 72.0 * rounds, {"rounds": rounds})
+        powers = {"width": 2.0, "blocks": 1.0, "tokens": 1.0}
+        budget = Budget(powers, 6 * BLOCK_PARAMETERS, {"rounds": rounds}, {"rounds": 1.0})
     elif columns == {"flops_per_token", "active_share", "tokens"}:
         budget = smelt_flops(float(np.median(data.column("active_share"))))
     if budget is None:
@@ -62,19 +66,17 @@ def closed_budget(law: AdditiveLaw, data: Observations) -> Budget | None:
     return budget if kinds == {"inverse_power"} else None
 
 
-def spent(budget: Budget, columns: Mapping[str, Array]) -> Array:
-    """The budget of each row [n]."""
-    total = np.full(len(next(iter(columns.values()))), budget.multiplier)
-    for name, power in budget.powers.items():
-        total = total * columns[name] ** power
-    return total
+def open_exponents(fit: Fit, budget: Budget) -> list[str]:
+    """Budget columns whose exponent is not positive: loss does not fall in them, so there is no frontier."""
+    law = _additive(fit)
+    return [name for name in budget.powers if fit.parameters[law.factor_of(name)[1].exponent] <= 0]
 
 
 def derived_quantities(law: AdditiveLaw, budget: Budget | None, compute: float) -> list[Quantity]:
     """What follows from the parameters: the ratio of size exponents, frontier exponent, optimal sizes at a budget."""
     found: list[Quantity] = []
     sizes = [name for name in ("depth", "blocks", "width") if name in law.columns]
-    if len(sizes) > 1:
+    if len(sizes) > 1 and law.reads_once:
         found.append(ratio(law.factor_of(sizes[0])[1].exponent, law.factor_of("width")[1].exponent))
     if budget is None:
         return found
@@ -90,7 +92,7 @@ def derived_quantities(law: AdditiveLaw, budget: Budget | None, compute: float) 
 def frontier_table(fit: Fit, draws: Bootstrap | None, budget: Budget, level: float) -> list[dict[str, Any]]:
     """Optimal columns and loss from the smallest budget of the rows to a hundred times the largest."""
     law = _additive(fit)
-    computes = spent(budget, fit.data.columns)
+    computes = budget.spent(fit.data.columns)
     grid = np.geomspace(float(computes.min()), float(computes.max()) * _REACH, _NUM_BUDGETS)
     parameters = {name: np.asarray(value) for name, value in fit.parameters.items()}
     rows = []
@@ -107,7 +109,7 @@ def frontier_table(fit: Fit, draws: Bootstrap | None, budget: Budget, level: flo
             with np.errstate(all="ignore"):
                 drawn = optimal_shape(law, each, budget, compute)
             for column, values in drawn.items():
-                row[f"{column}_interval"] = _interval(values, level)
+                row[f"{column}_interval"] = percentiles(np.where(values > 0, values, np.nan), level)
         rows.append(row)
     return rows
 
@@ -119,7 +121,7 @@ def isoflop_curves(fit: Fit, budget: Budget) -> list[dict[str, Any]]:
     as an experimenter's would be.
     """
     law = _additive(fit)
-    computes = spent(budget, fit.data.columns)
+    computes = budget.spent(fit.data.columns)
     size = next(iter(budget.powers))
     values = fit.data.column(size)
     sizes = np.geomspace(float(values.min()), float(values.max()), _NUM_SIZES)
@@ -131,10 +133,10 @@ def isoflop_curves(fit: Fit, budget: Budget) -> list[dict[str, Any]]:
         held = {name: v for name, v in best.items() if name not in (size, "tokens")}
         spread = Budget(
             {size: budget.powers[size], "tokens": budget.powers["tokens"]},
-            budget.multiplier * math.prod(v ** budget.powers[name] for name, v in held.items()),
+            budget.constant * math.prod(v ** budget.powers[name] for name, v in held.items()),
             {**budget.held, **held},
         )
-        tokens = compute / spread.multiplier / sizes ** spread.powers[size]
+        tokens = compute / spread.constant / sizes ** spread.powers[size]
         columns = {size: sizes, "tokens": tokens, **{k: np.full(len(sizes), v) for k, v in spread.held.items()}}
         losses = law.predict(parameters, columns)
         try:
@@ -174,9 +176,7 @@ def closed_map(fit: Fit, budget: Budget, compute: float) -> dict[str, Any] | Non
     widths, depths = float(best["width"]) * factors, float(best[deep]) * factors
     width, depth = (grid.ravel() for grid in np.meshgrid(widths, depths))
     columns = {"width": width, deep: depth, **{k: np.full(len(width), v) for k, v in budget.held.items()}}
-    tokens = compute / spent(
-        Budget({k: v for k, v in budget.powers.items() if k != "tokens"}, budget.multiplier), columns
-    )
+    tokens = compute / budget.spent({**columns, "tokens": np.ones(len(width))})
     losses = law.predict(fit.parameters, {**columns, "tokens": tokens})
     above = (losses / least - 1).reshape(len(depths), len(widths))
     return {
@@ -192,14 +192,6 @@ def _additive(fit: Fit) -> AdditiveLaw:
     if not isinstance(fit.law, AdditiveLaw):
         raise ConfigError("a frontier needs a single additive law")
     return fit.law
-
-
-def _interval(values: Array, level: float) -> list[float]:
-    good = values[np.isfinite(values) & (values > 0)]
-    if not len(good):
-        return [0.0, math.inf]
-    low, high = np.quantile(good, [(1 - level) / 2, (1 + level) / 2])
-    return [float(low), float(high)]
 
 
 def _rounded(value: float) -> float:

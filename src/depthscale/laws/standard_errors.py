@@ -110,6 +110,24 @@ def sandwich_covariance(fit: Fit, clustered: bool = False) -> Covariance:
     return _in_working_coordinates(fit, kind, factor * inverse @ (scores.T @ scores) @ inverse, keep)
 
 
+def robust_covariance(fit: Fit) -> Covariance:
+    """The sandwich, by clusters wherever the rows have groups: rows of one group may err together."""
+    return sandwich_covariance(fit, clustered=fit.data.groups is not None)
+
+
+def relative_residuals(fit: Fit) -> Array:
+    """ln L^ - ln L of the rows [n], scaled by sqrt(n / (n - P)): what a run's own noise is drawn from."""
+    count = fit.data.num_weighted_rows
+    result: Array = np.log(fit.predicted / fit.data.loss) * np.sqrt(count / max(count - fit.num_free, 1))
+    return result
+
+
+def relative_noise(fit: Fit) -> float:
+    """Variance of a row's ln loss around the law, weights counted."""
+    weights = fit.data.row_weights
+    return float((weights * relative_residuals(fit) ** 2).sum() / weights.sum())
+
+
 def noise_variance(fit: Fit) -> float:
     """s^2 = SS / (n - P) for squares; mean psi^2 / (mean psi')^2 for Huber. In squared internal residuals."""
     weights = fit.data.row_weights

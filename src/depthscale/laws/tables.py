@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ Array = NDArray[np.float64]
 
 LOSS = "loss"
 GROUP = "group"
+WEIGHT = "weight"
+#: Names that no column of a law may have: files of rows use them.
+RESERVED = (LOSS, WEIGHT, GROUP)
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,24 @@ class ColumnMap:
         sources: name in the law to (name in the table, unit); values are multiplied by the unit.
         loss: column of the loss.
         groups: columns whose joint values say which rows belong together; empty for none.
+        loss_unit: losses are multiplied by it; ln 2 for losses in bits.
+        weights: column of the rows' weights; None weighs every row 1.
     """
 
     sources: Mapping[str, tuple[str, float]]
     loss: str = LOSS
     groups: tuple[str, ...] = ()
+    loss_unit: float = 1.0
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in RESERVED:
+            if name in self.sources:
+                raise ConfigError(f"column '{name}' came as a column of the law; expected another name: it is reserved")
 
     @classmethod
     def parse(cls, text: str) -> ColumnMap:
-        """Read ``width=d_model,tokens=num_tokens:1e6,loss=val_loss,group=run_id+seed``.
+        """Read ``width=d_model,tokens=num_tokens:1e6,loss=val_loss,group=run_id+seed,weight=w``.
 
         Raises:
             ConfigError: an entry is not name=column or name=column:unit.
@@ -48,23 +61,21 @@ class ColumnMap:
             ('D', 1000000.0)
         """
         sources: dict[str, tuple[str, float]] = {}
-        loss = LOSS
-        groups: tuple[str, ...] = ()
+        named: dict[str, tuple[str, float]] = {}
         for entry in text.split(","):
             name, equals, rest = (part.strip() for part in entry.partition("="))
             source, colon, unit = (part.strip() for part in rest.partition(":"))
-            if not (name and equals and source) or name in sources:
+            if not (name and equals and source) or name in sources or name in named:
                 raise ConfigError(
                     f"columns entry '{entry.strip()}' is not understood;"
                     " expected name=column or name=column:unit, each name once"
                 )
-            if name == GROUP:
-                groups = tuple(part.strip() for part in source.split("+"))
-            elif name == LOSS and not colon:
-                loss = source
-            else:
-                sources[name] = (source, _unit(entry, unit) if colon else 1.0)
-        return cls(sources, loss, groups)
+            if name in (GROUP, WEIGHT) and colon:
+                raise ConfigError(f"columns entry '{entry.strip()}' has a unit; a {name} takes none")
+            (named if name in RESERVED else sources)[name] = (source, _unit(entry, unit) if colon else 1.0)
+        loss, loss_unit = named.get(LOSS, (LOSS, 1.0))
+        groups = tuple(part.strip() for part in named[GROUP][0].split("+")) if GROUP in named else ()
+        return cls(sources, loss, groups, loss_unit, named[WEIGHT][0] if WEIGHT in named else None)
 
 
 def read_table(path: Path, columns: ColumnMap) -> Observations:
@@ -100,7 +111,8 @@ def from_table(table: Mapping[str, list[Any]], columns: ColumnMap) -> Observatio
         keys = list(zip(*(_column(table, name) for name in columns.groups), strict=True))
         codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
         groups = np.array([codes[key] for key in keys], dtype=np.intp)
-    return Observations(values, _numbers(table, columns.loss), groups=groups)
+    weights = None if columns.weights is None else _numbers(table, columns.weights)
+    return Observations(values, _numbers(table, columns.loss) * columns.loss_unit, weights, groups)
 
 
 def _read_csv(path: Path) -> dict[str, list[Any]]:
@@ -109,8 +121,14 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
             reader = csv.DictReader(file)
             rows = list(reader)
             names = list(reader.fieldnames or [])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path.name} is not a CSV table ({error}); expected UTF-8 text with a header") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path.name} is no readable CSV table ({error}); expected UTF-8 text with a header") from error
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"the header of {path.name} names {', '.join(twice)} twice; expected each column once")
+    separator = next((mark for mark in _SEPARATORS if len(names) == 1 and mark in names[0]), None)
+    if separator is not None:
+        raise DataError(f"{path.name} is separated by {_SEPARATORS[separator]}; expected commas")
     if not rows:
         raise DataError(f"{path.name} holds no rows; expected a header line and at least one row")
     for number, row in enumerate(rows):
@@ -124,7 +142,12 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise MissingExtraError("fit", "eval", "pyarrow") from error
-    result: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    try:
+        result: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    # Arrow's own errors are a ValueError, an OSError or a NotImplementedError by what is damaged.
+    except (ValueError, OSError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path.name} is no readable Parquet table ({reason}); write it again") from error
     return result
 
 
@@ -132,6 +155,16 @@ def _column(table: Mapping[str, list[Any]], name: str) -> list[Any]:
     if name not in table:
         raise DataError(unknown_name("table column", name, table))
     return table[name]
+
+
+def is_numeric(cells: Sequence[Any]) -> bool:
+    """Every cell reads as a number."""
+    try:
+        for cell in cells:
+            float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _numbers(table: Mapping[str, list[Any]], name: str) -> Array:

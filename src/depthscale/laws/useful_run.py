@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
 from depthscale.laws.allocation import Form, most_useful_run
-from depthscale.laws.buildable import deep_enough, grid, joined, thinned
-from depthscale.laws.candidates import WIDTH_STEP, Candidates, Limits, ShapeTemplate, enumerate_candidates
-from depthscale.laws.frontier import Budget
-from depthscale.laws.spending import spent
+from depthscale.laws.buildable import deep_enough, depth_of, grid, joined, thinned
+from depthscale.laws.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
+from depthscale.laws.frontier import Budget, block_parameters
 
 Array = NDArray[np.float64]
 
@@ -55,12 +54,11 @@ def propose_run(
         offset: layers that some form does not count; shallower runs are left out.
     """
     data = form.fit.data
-    largest = float(spent(budget, data.columns).max())
+    largest = float(budget.spent(data.columns).max())
     goal = float(target.flops[0])
     parts = []
     low_width, high_width, low_depth, high_depth = _run_range(data.columns, workshop.aspect)
-    heads = workshop.template.num_key_value_heads or workshop.template.queries_per_key_value
-    step = math.lcm(WIDTH_STEP, workshop.template.head_dim * heads)
+    step = workshop.template.width_step
     widths = thinned(np.array(grid(low_width, high_width, step, math.sqrt(low_width * high_width))), _RUN_LINES)
     depths = thinned(np.array(grid(low_depth, high_depth, 1, math.sqrt(low_depth * high_depth))), _RUN_LINES)
     for share in _RUN_COSTS:
@@ -87,18 +85,18 @@ def _run_range(columns: Mapping[str, Array], aspect: float) -> tuple[float, floa
         width, depth = columns["width"], columns["depth" if "depth" in columns else "blocks"]
     else:
         size = columns["parameters" if "parameters" in columns else "unrolled_parameters"]
-        depth = (size / (12 * aspect**2)) ** (1 / 3)
+        depth = depth_of(size, aspect)
         width = aspect * depth
     reach = _A_LITTLE_BEYOND
     return width.min() / reach, width.max() * reach, max(depth.min() / reach, 1.0), depth.max() * reach
 
 
 def _size(columns: Mapping[str, Array]) -> Array | None:
-    """Parameters of each row, counted as 12 width^2 blocks where the rows do not say; None where they say no shape."""
+    """Parameters of each row, counted from the shape where the rows do not say; None where they say no shape."""
     if "parameters" in columns:
         return columns["parameters"]
     deep = "blocks" if "blocks" in columns else "depth"
-    return 12 * columns["width"] ** 2 * columns[deep] if {"width", deep} <= set(columns) else None
+    return block_parameters(columns["width"], columns[deep]) if {"width", deep} <= set(columns) else None
 
 
 def _near_rows(runs: Candidates, form: Form, aspect: float | None) -> Candidates:

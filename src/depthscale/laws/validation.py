@@ -11,7 +11,7 @@ from scipy.stats import t as t_distribution
 from depthscale.errors import ConfigError
 from depthscale.laws.fitting import Fit, search
 from depthscale.laws.observations import Observations
-from depthscale.laws.standard_errors import sandwich_covariance
+from depthscale.laws.standard_errors import relative_noise, robust_covariance
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -62,7 +62,7 @@ def validate_rows(fit: Fit, num_splits: int = 10, share: float = 0.2, seed: int 
 def validate_groups(fit: Fit, num_splits: int = 10, seed: int = 0, level: float = 0.95) -> HeldOut:
     """Leave whole groups (architectures) out, each group once."""
     codes = fit.data.group_codes
-    count = int(codes.max()) + 1
+    count = fit.data.num_groups
     if fit.data.groups is None or count < 2:
         raise ConfigError("rows came without groups; use Observations.grouped_by(['width', 'depth'])")
     order = np.random.default_rng(seed).permutation(count)
@@ -80,14 +80,10 @@ def validate_extrapolation(fit: Fit, by: str, share: float = 0.2, level: float =
 
 def prediction_errors(fit: Fit, data: Observations) -> tuple[Array, Array]:
     """ln L^ at other rows [n] and its standard error, parameters and row noise together."""
-    covariance = sandwich_covariance(fit).matrix
+    covariance = robust_covariance(fit).matrix
     predicted, slopes = predict_with_slopes(fit, data)
     variance = np.einsum("np,pq,nq->n", slopes, covariance, slopes)
-    residual = np.log(fit.predicted / fit.data.loss)
-    weights = fit.data.row_weights
-    noise = float((weights * residual**2).sum() / weights.sum()) * fit.data.num_weighted_rows
-    noise /= max(fit.data.num_weighted_rows - fit.num_free, 1)
-    return np.log(predicted), np.sqrt(variance + noise)
+    return np.log(predicted), np.sqrt(variance + relative_noise(fit))
 
 
 def predict_with_slopes(fit: Fit, data: Observations) -> tuple[Array, Array]:

@@ -30,8 +30,9 @@ class LoopedLMConfig(PreTrainedConfig):
         norm_placement: "post", "sandwich" or "pre".
         plan: one dict per segment of consecutive blocks, run one after the other, with the keys ``blocks``,
             ``rounds`` (1), ``inject`` (False: before every round after the first, add the segment's input and
-            normalize), ``grad_rounds`` (None: all; else only the last so many carry gradient) and ``fixed`` (False:
-            ``rounds=`` at forward changes its rounds).
+            normalize), ``grad_rounds`` (None: all; else only the last so many carry gradient, and
+            without ``inject`` none reaches the segments before) and ``fixed`` (False: ``rounds=`` at forward changes
+            its rounds).
         residual_scales: one dict per segment: ``skip`` (alpha), ``gain`` (beta, on initial weights), ``branch``
             (epsilon), ``lr_multiplier`` (for the trainer; the model ignores it); 1.0 where not given.
         residual_rule: ``{"name": ..., "arguments": ...}``, where the scales came from. Never read by the model.

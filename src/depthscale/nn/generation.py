@@ -20,21 +20,28 @@ class LoopedGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *rest: Any
     ) -> None:
+        if model_kwargs.get("inputs_embeds") is not None:
+            # Read in place of the token ids, whose number is all that the check of lengths is told.
+            self._require_context(model_kwargs["inputs_embeds"].shape[1])
         given = model_kwargs.get(CACHE_FIELD) is not None
         if given and generation_config.use_cache is False:
             raise ValueError("generate got a cache and use_cache=False; expected one of them")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest)
-        if not given and generation_config.cache_implementation is None and CACHE_FIELD in model_kwargs:
+        grows = generation_config.cache_implementation in (None, "dynamic")
+        if not given and grows and CACHE_FIELD in model_kwargs:
             # transformers counts its slots by the config, hence by the plan's own rounds.
             model_kwargs[CACHE_FIELD] = DynamicCache()
 
     def _validate_generated_length(
         self, generation_config: GenerationConfig, input_ids_length: int, has_default_max_length: bool
     ) -> None:
+        self._require_context(input_ids_length)
+        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
+
+    def _require_context(self, length: int) -> None:
         limit = self.config.max_position_embeddings
-        if input_ids_length > limit:
+        if length > limit:
             raise ValueError(
-                f"the prompt has {input_ids_length} tokens, more than the context of {limit} (max_position_embeddings);"
+                f"the prompt has {length} tokens, more than the context of {limit} (max_position_embeddings);"
                 " shorten it"
             )
-        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)

@@ -46,7 +46,8 @@ def profile_charts(result: Mapping[str, Any]) -> list[Chart]:
     law = AdditiveLaw.from_dict(result["fit"]["law"])
     skipped = set(law.coefficients)
     depth = next((name for name in ("depth", "blocks") if name in law.columns), None)
-    marked = {law.factor_of(depth)[1].exponent: (1.0, 3.0)} if depth else {}
+    readers = [factor.exponent for term in law.terms for factor in term.factors if factor.column == depth]
+    marked = {readers[0]: (1.0, 3.0)} if len(readers) == 1 else {}
     return [
         _profile_chart(result, profile, marked.get(profile["name"], ()))
         for profile in result["profiles"]

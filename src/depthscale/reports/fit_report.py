@@ -39,6 +39,7 @@ def build_fit_report(directory: Path) -> Path:
             "verdict": fit_words.sentences(result),
             "card": fit_words.card_lines(result["card"]),
             "exponents": [factor["exponent"] for term in law["terms"] for factor in term["factors"]],
+            "error_words": fit_words.error_words(result["fit"], result["rows"]),
             "certificate": fit_words.certificate_words(result["fit"]),
             "allocation": allocation,
             "allocation_lines": fit_words.allocation_sentences(allocation) if allocation else [],

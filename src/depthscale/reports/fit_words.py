@@ -49,6 +49,16 @@ def objective_words(fit: Mapping[str, Any]) -> str:
     return f"{words} (delta {fit['objective']['delta']:g})" if fit["objective"]["kind"] == "log_huber" else words
 
 
+def error_words(fit: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
+    """Which standard error stands beside the conventions' spread.
+
+    Example:
+        >>> error_words({"num_groups": 39}, {"fitted": 203}), error_words({"num_groups": 203}, {"fitted": 203})
+        ('sandwich over 39 groups', 'sandwich over rows')
+    """
+    return f"sandwich over {fit['num_groups']} groups" if fit["num_groups"] < rows["fitted"] else "sandwich over rows"
+
+
 def certificate_words(fit: Mapping[str, Any]) -> str:
     """Why this is the minimum."""
     found = fit["certificate"]
@@ -103,14 +113,22 @@ def regime_words(regime: Mapping[str, Any]) -> str:
     if "failed" in regime:
         return f"not tested: {regime['failed']}."
     tests = "; ".join(
-        f"held at {test['exponent']:g} the deviance is {test['deviance']:.2f} (p = {test['p_value']:.2g})"
+        f"held at {test['exponent']:g} the deviance is {test['deviance']:.2f} ({_p_values(test)})"
         for test in regime["held"].values()
     )
     if regime["reasons"]:
         lead = f"not identifiable: {', '.join(regime['reasons'])}"
     else:
         lead = _VERDICT_WORDS[regime["verdict"]]
-    return f"{lead}. For the record, {tests}; rows count as independent."
+    return f"{lead}. For the record, {tests}."
+
+
+def _p_values(test: Mapping[str, Any]) -> str:
+    """The verdict is by groups where the rows have them; results of an older version know none."""
+    rows, groups = test["p_value"], test.get("group_p_value")
+    if groups is None:
+        return f"p = {rows:.2g}, rows taken as independent"
+    return f"p = {groups:.2g} by groups, {rows:.2g} with rows taken as independent"
 
 
 def validation_words(tests: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -149,12 +167,13 @@ def allocation_sentences(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "Loss",
             f"{result['loss']:.4f} nats per token; a run is expected within {ends(result['prediction'])} ({level},"
-            f" parameters, run noise and {len(result['form_losses'])} forms of law together).",
+            f" parameters, run noise and {len(result['form_losses'])} forms of law together){_measured(result)}.",
         ),
         (
             f"{level} interval",
             "; ".join(
-                f"{name} {ends(result['intervals'][name])}" for name in ("width", "blocks", "tokens", "parameters")
+                f"{name} held" if name == result["asked"]["kind"] else f"{name} {ends(result['intervals'][name])}"
+                for name in ("width", "blocks", "tokens", "parameters")
             )
             + f" ({result['interval_kind']}).",
         ),
@@ -183,10 +202,22 @@ def allocation_sentences(result: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "Most useful next run",
                 f"width {run['width']:.0f}, {run['blocks']:.0f} blocks{looped}, {run['tokens']:.3g} tokens"
                 f" ({run['flops']:.2g} FLOPs): removes {100 * run['variance_removed']:.0f} % of the variance that the"
-                " parameters leave in the prediction.",
+                f" parameters of '{result.get('first_form', 'the first form')}' leave in the prediction; runs' noise"
+                " and the choice of form are not in it.",
             )
         )
     return lines
+
+
+def _measured(result: Mapping[str, Any]) -> str:
+    """How such intervals fared where it could be measured."""
+    test = result.get("measured")
+    if test is None:
+        return ""
+    return (
+        f"; when the rows' largest budgets were held out, {100 * test['coverage']:.0f} % of them lay inside their"
+        f" {100 * test['level']:g} % interval under the first form alone"
+    )
 
 
 def _answer(answer: object) -> str:

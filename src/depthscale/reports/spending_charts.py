@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from depthscale.laws.frontier import Budget
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.observations import Observations
 from depthscale.reports.charts import (
@@ -183,10 +184,9 @@ def _laid_on(result: Mapping[str, Any], rows: Observations, curve: Mapping[str, 
     """Rows whose budget is near the curve's: size, and the curve's loss there times the row's own residual."""
     law = AdditiveLaw.from_dict(result["fit"]["law"])
     budget = result["budget"]
-    spent = np.full(rows.num_rows, budget["multiplier"])
-    for name, power in budget["powers"].items():
-        spent = spent * rows.column(name) ** power
-    near = np.abs(np.log(spent / curve["flops"])) < math.log(_NEAR_BUDGET)
+    # Results of an older version know no cost of held columns.
+    costs = Budget(budget["powers"], budget["multiplier"], budget["held"], budget.get("held_powers", {}))
+    near = np.abs(np.log(costs.spent(rows.columns) / curve["flops"])) < math.log(_NEAR_BUDGET)
     x = rows.column(curve["column"])[near]
     residual = (rows.loss / law.predict(result["fit"]["parameters"], rows.columns))[near]
     return x, np.interp(np.log(x), np.log(curve["sizes"]), curve["losses"]) * residual

@@ -35,7 +35,9 @@ class PlanConfig(ConfigPart):
         rounds: R.
         prelude, coda: blocks visited once before and after the loop.
         inject: add the loop's input again before every later round.
-        grad_rounds: backpropagate through the last rounds only.
+        grad_rounds: backpropagate through the last rounds only. With fewer than ``rounds`` and without ``inject``,
+            nothing before the loop gets a gradient: a prelude keeps its initial weights (and an untied embedding its
+            own) in every step that makes more rounds than these.
     """
 
     kind: Literal["looped", "middle_loop", "each_repeated", "stacked"] = "looped"

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -46,6 +46,7 @@ class Job:
         result: kind of the result that says the job is done.
         steps: how many steps it makes.
         cost_per_step: how much work a step is beside those of other jobs, for order and progress.
+        accept: whether a result that is there is what this job would make; None takes any.
     """
 
     arguments: tuple[str, ...]
@@ -53,11 +54,17 @@ class Job:
     result: str
     steps: int
     cost_per_step: int = 1
+    accept: Callable[[Job], bool] | None = None
 
     @property
     def done(self) -> bool:
-        """Whether the result is there."""
-        return result_path(self.directory, self.result).exists()
+        """Whether the result is there, and is the one that was asked for."""
+        return result_path(self.directory, self.result).exists() and (self.accept is None or self.accept(self))
+
+    @property
+    def log(self) -> Path:
+        """What its worker prints; each kind of result has its own, so that asking tasks keeps the training's."""
+        return self.directory / (LOG_FILE if self.result == "training" else f"log-{self.result}.txt")
 
     @property
     def cost(self) -> int:
@@ -99,7 +106,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
                     job.directory.mkdir(parents=True, exist_ok=True)
-                    process = context.Process(target=_run_verb, args=(job.arguments, job.directory / LOG_FILE))
+                    process = context.Process(target=_run_verb, args=(job.arguments, job.log))
                     process.start()
                     running.append((job, process))
                 time.sleep(0.2)
@@ -120,7 +127,7 @@ def _reason(job: Job, exit_code: int | None) -> str:
     """Why a job has no result: the signal that killed it, or the error it printed last."""
     if exit_code is not None and exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
-    path = job.directory / LOG_FILE
+    path = job.log
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     said = [line for line in lines if line.startswith(ERROR_PREFIX)]
     return said[-1].removeprefix(ERROR_PREFIX) if said else f"exit code {exit_code}; see {path}"
@@ -205,6 +212,9 @@ class _Display:
 
 
 def _steps_written(job: Job) -> int:
+    # The metrics beside a finished run are of its training, whatever it is asked afterwards.
+    if job.result != "training":
+        return 0
     path = job.directory / METRICS_FILE
     records = read_metrics(path) if path.exists() else []
     return int(records[-1].get("step", 0)) if records else 0

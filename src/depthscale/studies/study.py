@@ -16,7 +16,9 @@ from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate, with_overrides, write_toml
 from depthscale.runs.files import atomic_write_text
 from depthscale.runs.layout import CONFIG_FILE, STUDY_FILE
+from depthscale.runs.results import read_result
 from depthscale.runs.study_config import CellRate, StudyFile
+from depthscale.runs.task_names import distinct_tasks, usual_shots
 from depthscale.studies.engine import Failure, Job, run_jobs
 from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, read_study_document, run_name
 
@@ -106,8 +108,22 @@ def training_job(directory: Path, config: RunConfig) -> Job:
 
 
 def task_job(run_directory: Path, tasks: Sequence[str]) -> Job:
-    """The job that asks a finished run its downstream tasks."""
-    return Job(("evaluate", str(run_directory), "--tasks", ",".join(tasks)), run_directory, result="tasks", steps=1)
+    """The job that asks a finished run its downstream tasks: all of their items, at each task's usual shots."""
+    asked = distinct_tasks(tasks)
+    arguments = ("evaluate", str(run_directory), "--tasks", ",".join(asked))
+    return Job(arguments, run_directory, result="tasks", steps=1, accept=lambda job: _asked_just_so(job, asked))
+
+
+def _asked_just_so(job: Job, tasks: Sequence[str]) -> bool:
+    """Whether the tasks result is of these tasks, whole; one by hand may hold others, a few items, or other shots."""
+    try:
+        found = read_result(job.directory, "tasks")
+        usual = {shots for task in tasks for shots in usual_shots(task)}
+        shown = {score["num_fewshot"] for score in found["scores"]}
+        return found["tasks"] == list(tasks) and found["limit"] is None and shown == usual
+    except (ResultError, LookupError, TypeError):
+        # Damaged: it is written anew.
+        return False
 
 
 def _cell(file: StudyFile, arm: str, rounds: int) -> dict[str, Any]:

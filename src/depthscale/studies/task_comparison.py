@@ -2,7 +2,11 @@
 
 Every run of a study answers the same items, so the noise of which items are asked falls out of a difference. An
 interval over items says how sure a difference between *these* runs is; one over seeds, how sure it is between the arms.
-A direction is stated only where both leave out 0.
+A direction is stated only where both leave out 0 on the same side.
+
+A group's score is the unweighted mean of its tasks, whose items are different ones: its difference is the mean of
+theirs, with standard error sqrt(sum se^2) / number of tasks. A metric that is no mean over items, such as a
+perplexity, has scores but no differences.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scipy import stats
+
 from depthscale.errors import ResultError
 from depthscale.runs.results import read_result, result_path
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT, PairedInterval, paired_interval
@@ -22,15 +28,28 @@ from depthscale.studies.study_runs import Study, StudyCell
 TaskVerdict = Literal["a_higher", "b_higher", "not_decided"]
 #: Task, number of shots, metric.
 MeasureKey = tuple[str, int, str]
+#: An aggregate this near to the mean of the items' numbers is that mean.
+_SAME_MEAN = 1e-9
 
 
 @dataclass(frozen=True)
 class CellScores:
-    """One measure of one cell: a score per seed and, item by item, its mean over the seeds' runs."""
+    """One measure of one cell.
+
+    Attributes:
+        values: score by seed.
+        item_keys: names of the items; empty where the score is no mean over items.
+        outcomes: by seed, the metric of every item in that order; empty likewise.
+        errors: standard error by seed as the harness gave it; None where it gave none.
+        members: tasks of a group, whose unweighted mean the score is; else empty.
+        higher_is_better: direction of the metric.
+    """
 
     values: Mapping[int, float]
     item_keys: tuple[str, ...]
     outcomes: Mapping[int, Sequence[float]]
+    errors: Mapping[int, float | None]
+    members: tuple[str, ...]
     higher_is_better: bool
 
     def item_means(self, seeds: Iterable[int]) -> list[float]:
@@ -57,11 +76,12 @@ def compare_tasks(study: Study, questions: Sequence[tuple[str, StudyCell, StudyC
     if not any(scores.values()):
         return None
     _require_same_items(scores)
+    confidence = study.file.study.confidence
     return {
         "cells": [
-            {"arm": cell.arm, "rounds": cell.rounds, **_measure(key), **_summary(found)}
+            {"arm": cell.arm, "rounds": cell.rounds, **_measure(key), **_summary(key, scores[cell.key])}
             for cell in study.cells
-            for key, found in scores[cell.key].items()
+            for key in scores[cell.key]
         ],
         "pairs": [
             {
@@ -70,11 +90,11 @@ def compare_tasks(study: Study, questions: Sequence[tuple[str, StudyCell, StudyC
                 "b": {"arm": b.arm, "rounds": b.rounds},
                 **_measure(key),
                 "higher_is_better": found.higher_is_better,
-                **_difference(found, scores[b.key][key], study.file.study.confidence),
+                **difference,
             }
             for question, a, b in questions
             for key, found in scores[a.key].items()
-            if key in scores[b.key] and found.item_keys
+            if (difference := _difference(key, scores[a.key], scores[b.key], confidence)) is not None
         ],
     }
 
@@ -87,15 +107,25 @@ def _cell_scores(study: Study, cell: StudyCell) -> dict[MeasureKey, CellScores]:
             for score in read_result(directory, "tasks")["scores"]:
                 key = (score["task"], score["num_fewshot"], score["metric"])
                 found.setdefault(key, {})[seed] = score
-    return {
-        key: CellScores(
-            values={seed: score["value"] for seed, score in by_seed.items()},
-            item_keys=_one_set_of_items(cell, key, by_seed),
-            outcomes={seed: score["outcomes"] for seed, score in by_seed.items()},
-            higher_is_better=next(iter(by_seed.values()))["higher_is_better"],
-        )
-        for key, by_seed in found.items()
-    }
+    return {key: _scores(cell, key, by_seed) for key, by_seed in found.items()}
+
+
+def _scores(cell: StudyCell, key: MeasureKey, by_seed: Mapping[int, Mapping[str, Any]]) -> CellScores:
+    items = _one_set_of_items(cell, key, by_seed)
+    by_item = all(_is_mean(score["outcomes"], score["value"]) for score in by_seed.values())
+    first = next(iter(by_seed.values()))
+    return CellScores(
+        values={seed: score["value"] for seed, score in by_seed.items()},
+        item_keys=items if by_item else (),
+        outcomes={seed: score["outcomes"] if by_item else [] for seed, score in by_seed.items()},
+        errors={seed: score["standard_error"] for seed, score in by_seed.items()},
+        members=tuple(first.get("members", ())),
+        higher_is_better=first["higher_is_better"],
+    )
+
+
+def _is_mean(outcomes: Sequence[float], value: float | None) -> bool:
+    return bool(outcomes) and value is not None and abs(statistics.fmean(outcomes) - value) < _SAME_MEAN
 
 
 def _one_set_of_items(cell: StudyCell, key: MeasureKey, by_seed: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -112,7 +142,7 @@ def _require_same_items(scores: Mapping[Any, Mapping[MeasureKey, CellScores]]) -
     seen: dict[MeasureKey, tuple[str, ...]] = {}
     for measures in scores.values():
         for key, found in measures.items():
-            if seen.setdefault(key, found.item_keys) != found.item_keys:
+            if found.item_keys and seen.setdefault(key, found.item_keys) != found.item_keys:
                 raise ResultError(f"two cells {_DIFFERENT.format(key[0])}")
 
 
@@ -120,39 +150,111 @@ def _measure(key: MeasureKey) -> dict[str, Any]:
     return {"task": key[0], "num_fewshot": key[1], "metric": key[2]}
 
 
-def _summary(found: CellScores) -> dict[str, Any]:
-    items = found.item_means(found.values)
+def _summary(key: MeasureKey, scores: Mapping[MeasureKey, CellScores]) -> dict[str, Any]:
+    found = scores[key]
     return {
         "mean": statistics.fmean(found.values.values()),
-        # Over items, of the mean over these runs.
-        "standard_error": statistics.stdev(items) / math.sqrt(len(items)) if len(items) > 1 else None,
-        "num_items": len(items),
+        "standard_error": _cell_error(key, scores),
+        "num_items": _num_items(key, scores),
         "num_runs": len(found.values),
         "higher_is_better": found.higher_is_better,
     }
 
 
-def _difference(a: CellScores, b: CellScores, confidence: float) -> dict[str, Any]:
-    seeds = [seed for seed in a.values if seed in b.values]
-    if not seeds:
+def _cell_error(key: MeasureKey, scores: Mapping[MeasureKey, CellScores]) -> float | None:
+    """Standard error, over items, of the mean over the cell's runs."""
+    found = scores[key]
+    if found.item_keys:
+        items = found.item_means(found.values)
+        return statistics.stdev(items) / math.sqrt(len(items)) if len(items) > 1 else None
+    if members := _members(key, scores):
+        errors = [_cell_error(member, scores) for member in members]
+        return _error_of_mean(errors)
+    # The runs share their items, so their mean is at most as uncertain as they are on average.
+    errors = list(found.errors.values())
+    return None if None in errors else statistics.fmean(error for error in errors if error is not None)
+
+
+def _num_items(key: MeasureKey, scores: Mapping[MeasureKey, CellScores]) -> int:
+    members = _members(key, scores)
+    return sum(_num_items(member, scores) for member in members) if members else len(scores[key].item_keys)
+
+
+def _members(key: MeasureKey, scores: Mapping[MeasureKey, CellScores]) -> list[MeasureKey]:
+    """The group's tasks under the same shots and metric; none unless its score is their unweighted mean in each run."""
+    found = scores[key]
+    members = [(task, key[1], key[2]) for task in found.members]
+    if not members or not all(
+        member in scores and found.values.keys() <= scores[member].values.keys() for member in members
+    ):
+        return []
+    whole = all(
+        _is_mean([scores[member].values[seed] for member in members], value) for seed, value in found.values.items()
+    )
+    return members if whole else []
+
+
+def _error_of_mean(errors: Sequence[float | None]) -> float | None:
+    """Of the unweighted mean of independent numbers: sqrt(sum se^2) / n."""
+    known = [error for error in errors if error is not None]
+    return math.hypot(*known) / len(known) if known and len(known) == len(errors) else None
+
+
+def _difference(
+    key: MeasureKey, a: Mapping[MeasureKey, CellScores], b: Mapping[MeasureKey, CellScores], confidence: float
+) -> dict[str, Any] | None:
+    """The difference of two cells, or None where the measure is not both cells' or has no items to pair."""
+    if key not in b:
+        return None
+    seeds = [seed for seed in a[key].values if seed in b[key].values]
+    members = [key] if a[key].item_keys else _members(key, a)
+    if not members or not all(a[member].item_keys and member in b and b[member].item_keys for member in members):
+        return None
+    shared = [seed for seed in seeds if all(seed in cell[each].outcomes for cell in (a, b) for each in members)]
+    if not shared:
         nothing = dict.fromkeys(("mean", "standard_error", "interval", "interval_seeds"))
         return {"seeds": [], **nothing, "verdict": "not_decided"}
-    differences = [x - y for x, y in zip(a.item_means(seeds), b.item_means(seeds), strict=True)]
-    over_items = paired_interval(differences, confidence)
-    over_seeds = paired_interval([a.values[seed] - b.values[seed] for seed in seeds], confidence)
+    over_items = _over_items([_item_differences(a[m], b[m], shared) for m in members], confidence)
+    over_seeds = paired_interval([a[key].values[seed] - b[key].values[seed] for seed in shared], confidence)
     return {
-        "seeds": seeds,
-        "mean": statistics.fmean(differences),
-        "standard_error": statistics.stdev(differences) / math.sqrt(len(differences)) if over_items else None,
-        "interval": dataclasses.asdict(over_items) if over_items else None,
+        "seeds": shared,
+        "mean": over_items.mean,
+        "standard_error": over_items.standard_error,
+        "interval": dataclasses.asdict(over_items.interval) if over_items.interval else None,
         "interval_seeds": dataclasses.asdict(over_seeds) if over_seeds else None,
-        "verdict": _verdict(over_items, over_seeds),
+        "verdict": _verdict(over_items.interval, over_seeds),
     }
+
+
+@dataclass(frozen=True)
+class _OverItems:
+    mean: float
+    standard_error: float | None
+    interval: PairedInterval | None
+
+
+def _item_differences(a: CellScores, b: CellScores, seeds: Sequence[int]) -> list[float]:
+    return [x - y for x, y in zip(a.item_means(seeds), b.item_means(seeds), strict=True)]
+
+
+def _over_items(tasks: Sequence[Sequence[float]], confidence: float) -> _OverItems:
+    """Mean of the tasks' mean differences; of one task, the paired t interval, of several, the normal one."""
+    mean = statistics.fmean(statistics.fmean(differences) for differences in tasks)
+    errors = [statistics.stdev(task) / math.sqrt(len(task)) if len(task) > 1 else None for task in tasks]
+    error = _error_of_mean(errors)
+    if len(tasks) == 1:
+        return _OverItems(mean, error, paired_interval(tasks[0], confidence))
+    if error is None:
+        return _OverItems(mean, None, None)
+    half_width = float(stats.norm.ppf((1 + confidence) / 2)) * error
+    num_items = sum(len(task) for task in tasks)
+    return _OverItems(mean, error, PairedInterval(mean, mean - half_width, mean + half_width, confidence, num_items))
 
 
 def _verdict(over_items: PairedInterval | None, over_seeds: PairedInterval | None) -> TaskVerdict:
     for interval in (over_items, over_seeds):
         if interval is None or interval.num_pairs < MIN_PAIRS_FOR_VERDICT or not interval.excludes(0.0):
             return "not_decided"
-    # Both leave out 0; over the same runs and items they share their mean, hence the side.
-    return "a_higher" if over_items is not None and over_items.mean > 0 else "b_higher"
+    if over_items is None or over_seeds is None or (over_items.mean > 0) != (over_seeds.mean > 0):
+        return "not_decided"
+    return "a_higher" if over_items.mean > 0 else "b_higher"

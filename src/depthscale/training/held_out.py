@@ -27,14 +27,22 @@ class HeldOut:
     data: PreparedData
     notes: tuple[str, ...]
 
+    def require_split(self, split: str) -> None:
+        """Refuse a name that no split has.
+
+        Raises:
+            DataError: the nearest is suggested.
+        """
+        if split not in self.data.splits:
+            raise DataError(unknown_name("split", split, self.data.splits))
+
     def texts(self, split: str) -> list[str]:
         """The documents of a split, decoded from its tokens.
 
         Raises:
             DataError: no split of that name.
         """
-        if split not in self.data.splits:
-            raise DataError(unknown_name("split", split, self.data.splits))
+        self.require_split(split)
         dataset, tokenizer = self.data.splits[split].dataset, self.data.tokenizer
         ends = [*dataset.starts[1:].tolist(), len(dataset.stream)]
         return [

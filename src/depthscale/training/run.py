@@ -72,6 +72,8 @@ def train_run(
 
     data = prepare_data(**config.data.model_dump())
     model = _model(config, data, console)
+    if untrained := _without_gradient(config):
+        console.print(f"Note: {untrained}.", soft_wrap=True)
     if config.train.compile_blocks:
         model.compile_blocks()
     state_directory = directory / TRAINING_STATE
@@ -87,6 +89,20 @@ def train_run(
         raise ResultError(f"training in {directory} failed to read or write: {error}") from error
     shutil.rmtree(state_directory, ignore_errors=True)
     return read_result(directory, "training")
+
+
+def _without_gradient(config: RunConfig) -> str | None:
+    """What a truncated loop cuts off from its gradient, in words, or None where it cuts off nothing that is trained."""
+    plan = config.plan
+    if not plan.prelude or plan.grad_rounds is None or plan.inject:
+        return None
+    most_rounds = plan.rounds if config.train.rounds is None else config.train.rounds.resolved_maximum
+    if most_rounds <= plan.grad_rounds:
+        return None
+    return (
+        f"steps of more than plan.grad_rounds = {plan.grad_rounds} rounds leave the prelude without gradient, as it is"
+        " not injected again; set plan.inject = true, or leave grad_rounds out, to train it"
+    )
 
 
 def _train(
