@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
+import command_line
 import pytest
 import torch
 from tiny_run import make_run, write_corpus
 
-from depthscale.cli.main import main
 from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.study import write_study
@@ -21,10 +20,7 @@ torch.set_num_threads(1)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["depthscale", "align", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return command_line.run(monkeypatch, "align", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -8,22 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from depthscale.cli.main import main
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["depthscale", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
-
-
-def one_line(text: str) -> str:
-    assert text.startswith("depthscale: "), text
-    assert text.count("\n") == 1, text
-    assert "Traceback" not in text
-    return text
+from command_line import one_line, run
 
 
 @pytest.mark.parametrize("statement", ["import depthscale", "import depthscale.cli.main", "--help", "scale --help"])

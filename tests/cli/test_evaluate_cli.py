@@ -3,25 +3,17 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import run
 from tiny_run import make_run, write_corpus
 
-from depthscale.cli.main import main
 from depthscale.errors import DataError
 from depthscale.evaluation import harness
 
 torch.set_num_threads(1)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["depthscale", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
 
 
 def last_line(text: str) -> str:

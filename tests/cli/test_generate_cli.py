@@ -1,13 +1,12 @@
 """``depthscale generate``: what goes where, and how bad input ends."""
 
 import json
-import sys
 from pathlib import Path
 
+import command_line
 import pytest
 import torch
 
-from depthscale.cli.main import main
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import validate
 from depthscale.training.run import train_run
@@ -41,10 +40,7 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["depthscale", "generate", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return command_line.run(monkeypatch, "generate", *arguments)
 
 
 def test_the_new_text_goes_to_stdout_streamed_or_not(

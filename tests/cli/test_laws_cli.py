@@ -6,7 +6,6 @@ import functools
 import http.server
 import json
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,28 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import one_line, run
 from synthetic_study import write_synthetic_study
 
-from depthscale.cli.main import main
 from depthscale.laws import LAWS
 
 DEPTH = LAWS["width_depth_tokens"]
 TRUTH = dict(zip(DEPTH.parameters, (1.75, 274.7, 6.72, 529.0, 0.945, 1.325, 0.299), strict=True))
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 QUICK = ("--bootstrap", "60", "--no-validation")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["depthscale", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
-
-
-def one_line(text: str) -> str:
-    assert text.startswith("depthscale: "), text
-    assert text.count("\n") == 1, text
-    return text
 
 
 def table_lines(tokens_unit: float = 1.0) -> list[str]:
