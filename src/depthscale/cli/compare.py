@@ -49,10 +49,10 @@ def compare(
     failed = run_study(directory, file, num_workers, console)
     # Statistics and figures are seconds of imports that the workers above did not have to wait for.
     from depthscale.reports.comparison_report import build_report
-    from depthscale.studies.comparison import write_comparison
+    from depthscale.runs.results import read_result
 
-    comparison = write_comparison(directory)
     path = build_report(directory)
+    comparison = read_result(directory, "comparison")
     for sentence in (*comparison["verdict"], *comparison["warnings"]):
         typer.echo(sentence)
     typer.echo(f"report: {path}")

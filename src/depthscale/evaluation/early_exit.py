@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from depthscale.errors import PlanError, unknown_name
 from depthscale.evaluation.loss import Collator, evenly_spaced
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+from depthscale.nn.loss import IGNORED_LABEL
 
 Array = NDArray[np.float32]
 
@@ -190,7 +191,7 @@ def measure_exits(
             batch = collate([dataset[row] for row in rows[start : start + batch_rows]])
             batch = {name: value.to(device) for name, value in batch.items()}
             targets = batch.pop("labels")[:, 1:]
-            counted = targets != -100
+            counted = targets != IGNORED_LABEL
             ends = list(_scored(round_ends(model, batch, rounds), targets, counted))
             losses.append(np.stack([loss for loss, _ in ends], axis=1))
             for rule in EXIT_RULES:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from depthscale.nn.loss import IGNORED_LABEL
+
 Collator = Callable[[list[dict[str, Tensor]]], dict[str, Tensor]]
 
 
@@ -64,7 +66,7 @@ def evaluate_loss(
             output = model(**batch, num_items_in_batch=1, **(arguments or {}))
             total += output.loss.double().item()
             targets = batch["labels"][:, 1:]
-            counts = torch.bincount(targets[targets != -100].cpu(), minlength=len(target_counts))
+            counts = torch.bincount(targets[targets != IGNORED_LABEL].cpu(), minlength=len(target_counts))
             counts[: len(target_counts)] += target_counts
             target_counts = counts
     finally:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from depthscale.errors import DataError
+from depthscale.nn.loss import IGNORED_LABEL
 
-IGNORED_LABEL = -100
 SMALLEST_CONTEXT = 3
 
 Item = dict[str, torch.Tensor]
