@@ -94,16 +94,7 @@ def held_out_data(target: Target, corpus: str | None, context_length: int) -> He
 
 
 def _prepare(settings: DataConfig, corpus: str, tokenizer: str) -> PreparedData:
-    return prepare_data(
-        corpus=corpus,
-        tokenizer=tokenizer,
-        context_length=settings.context_length,
-        tuning_fraction=settings.tuning_fraction,
-        report_fraction=settings.report_fraction,
-        split_seed=settings.split_seed,
-        attend_across_documents=settings.attend_across_documents,
-        text_field=settings.text_field,
-    )
+    return prepare_data(**settings.model_copy(update={"corpus": corpus, "tokenizer": tokenizer}).model_dump())
 
 
 def _trained_on(target: Target) -> str | None:
