@@ -308,18 +308,16 @@ def test_the_benchmarks_verdict_is_of_the_looped_models_beside_the_peer() -> Non
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
 
-    def judged(ratio: float, growth: float) -> tuple[bool, bool]:
+    def judged(ratio: float, beyond: float) -> dict[str, Any]:
         speed = [{"model": "post", "ratio": ratio}, {"model": "llama", "ratio": 1.0}]
-        found = benchmark.verdict(speed, [{"model": "post", "growth": growth}, {"model": "llama", "growth": 1.5}])
-        return found["ratio_met"], found["growth_met"]
+        growth = [
+            {"model": "attention", "growth_beyond_attention": None},
+            {"model": "post", "growth_beyond_attention": beyond},
+            {"model": "llama", "growth_beyond_attention": 1.5},
+        ]
+        return benchmark.verdict(speed, growth)
 
     # The peer's own ratio is 1 by definition, so a faster model must not be judged by it.
-    assert (
-        benchmark.verdict(
-            [{"model": "post", "ratio": 1.2}, {"model": "llama", "ratio": 1.0}],
-            [{"model": "post", "growth": 1.5}, {"model": "llama", "growth": 1.5}],
-        )["lowest_ratio"]
-        == 1.2
-    )
-    assert judged(1.0, 1.57) == (True, True)
-    assert judged(0.9, 1.6) == (False, False)
+    assert judged(1.2, 1.0)["lowest_ratio"] == 1.2
+    assert (judged(1.0, 1.05)["ratio_met"], judged(1.0, 1.05)["growth_met"]) == (True, True)
+    assert (judged(0.9, 1.06)["ratio_met"], judged(0.9, 1.06)["growth_met"]) == (False, False)

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 
 import torch
 from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .growing_slot import GrowingSlot
 
 #: Where outputs carry the cache and ``generate`` looks for it: transformers 5.24 renamed "past_key_values" to "cache".
 CACHE_FIELD = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -45,9 +48,9 @@ def choose_cache(past_key_values: Cache | None, cache: Cache | None, use_cache: 
             " and grows with the text"
         )
     if use_cache is False:
-        # A growing slot replaces its tensors instead of writing into them, so copies of the slots protect the original.
+        # A dynamic slot replaces its tensors instead of writing into them, so copies of the slots protect the original.
         given = copy.copy(given)
-        given.layers = [copy.copy(slot) for slot in given.layers]
+        given.layers = [slot.fork() if isinstance(slot, GrowingSlot) else copy.copy(slot) for slot in given.layers]
     return given
 
 
@@ -72,6 +75,8 @@ def open_cache(cache: Cache, schedule: Sequence[int], batch: int) -> int:
                 " DynamicCache() without a config grows as needed"
             )
         setattr(cache, _SCHEDULE, tuple(schedule))
+        if not lengths and cache.layer_class_to_replicate is DynamicLayer:
+            cache.layer_class_to_replicate = GrowingSlot
         return 0
     if num_filled != num_visits or min(lengths[:num_visits]) != max(lengths):
         held = f"{num_filled} filled slots of {_words(lengths)} tokens"
