@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from depthscale.laws import AdditiveLaw, DataCard, Objective, Observations
 
 
 def fit(
@@ -60,6 +57,7 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Fit a scaling law to its proven minimum and say what the answer rests on."""
+    from depthscale.cli.fit_input import read_law, read_objective, read_rows
     from depthscale.cli.fit_tables import print_fit
     from depthscale.laws.analysis import Question, analyze
     from depthscale.laws.card import DataCard
@@ -67,13 +65,13 @@ def fit(
     from depthscale.laws.rows_file import ROWS_FILE, write_rows
     from depthscale.runs.results import finite, write_result
 
-    chosen = _law(law)
-    question = Question(_objective(objective, delta), level, bootstrap, seed, validation, context)
+    chosen = read_law(law)
+    question = Question(read_objective(objective, delta), level, bootstrap, seed, validation, context)
     rule = RowRule(
         drop_highest_losses, below_loss_rank, depth_offset, keep_duplicates, keep_unfinished, independent_rows
     )
     stated = DataCard(annealed, tokenizer, vocab, ffn_ratio, rate_tuned, embeddings_counted)
-    table, card, notes, sources = _rows(data, chosen, columns, arm, stated)
+    table, card, notes, sources = read_rows(data, chosen, columns, arm, stated)
     rows = prepare(table, chosen, rule, card, context)
     _, answers = analyze(chosen, rows, card, question)
     directory = out or Path("runs") / f"fit-{chosen.name}"
@@ -97,52 +95,3 @@ def fit(
     print_fit(json.loads(path.read_text(encoding="utf-8")))
     typer.echo(f"result: {path}")
     typer.echo(f"report: {page}")
-
-
-def _law(text: str) -> AdditiveLaw:
-    from depthscale.errors import ConfigError
-    from depthscale.laws.law import AdditiveLaw
-    from depthscale.laws.library import get_law
-
-    if not text.endswith(".toml"):
-        return get_law(text)
-    try:
-        return AdditiveLaw.from_toml(Path(text).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read law {text} ({error}); expected a TOML file or a law's name") from error
-
-
-def _objective(text: str, delta: float) -> Objective:
-    from depthscale.errors import ConfigError, unknown_name
-    from depthscale.laws.objective import Objective, ObjectiveKind
-
-    kinds: dict[str, ObjectiveKind] = {"log": "log_squares", "huber": "log_huber", "raw": "raw_squares"}
-    if text not in kinds:
-        raise ConfigError(unknown_name("objective", text, kinds))
-    return Objective(kinds[text], delta)
-
-
-def _rows(
-    paths: list[Path], law: AdditiveLaw, columns: str | None, arm: str | None, stated: DataCard
-) -> tuple[Observations, DataCard, list[str], list[dict[str, str]]]:
-    """Rows, the card, notes, and what they were read from."""
-    import hashlib
-    from dataclasses import fields, replace
-
-    from depthscale.errors import ConfigError
-    from depthscale.laws.preparation import rows_from_table
-    from depthscale.laws.run_directories import read_runs
-    from depthscale.laws.tables import read_columns
-
-    if all(path.is_dir() for path in paths):
-        if columns is not None:
-            raise ConfigError("--columns goes with a table; runs come with columns of their own")
-        found = read_runs(paths, arm)
-        given = {f.name: value for f in fields(stated) if (value := getattr(stated, f.name)) is not None}
-        return found.data, replace(found.card, **given), list(found.notes), [{"name": path.name} for path in paths]
-    if len(paths) > 1 or arm is not None:
-        raise ConfigError(f"{len(paths)} paths came; expected one table, or study and run directories (with --arm)")
-    table = read_columns(paths[0])
-    digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
-    rows, notes = rows_from_table(table, law, columns)
-    return rows, stated, notes, [{"name": paths[0].name, "sha256": digest}]

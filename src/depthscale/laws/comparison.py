@@ -21,9 +21,12 @@ from depthscale.laws.observations import Observations
 from depthscale.laws.profiling import deviance, profile
 from depthscale.laws.quantities import Quantity
 from depthscale.laws.resampling import Bootstrap, bootstrap
+from depthscale.laws.standard_errors import robust_covariance
 
 Array = NDArray[np.float64]
 Values = NDArray[Any]
+
+_LEVEL = 0.05  # of nested tests
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,20 @@ class NestedTest:
         deviance: (SS_shared / SS_free - 1) (n - P); under Huber its robust counterpart.
         degrees: constraints.
         p_value: of F(degrees, n - P) at deviance / degrees; rows count as independent.
+        group_p_value: of a Wald test by the cluster sandwich, W (G - q) / (q (G - 1)) against F(q, G - q) for G groups
+            and q constraints; None without groups, or with too few of them for that many constraints.
     """
 
     shared: tuple[str, ...]
     deviance: float
     degrees: int
     p_value: float
+    group_p_value: float | None
+
+    @property
+    def is_rejected(self) -> bool:
+        """The arms differ in these parameters at 5 %, by groups where rows have them."""
+        return (self.p_value if self.group_p_value is None else self.group_p_value) < _LEVEL
 
 
 @dataclass(frozen=True)
@@ -78,12 +89,14 @@ class Comparison:
         tests: one per parameter, then all exponents, then everything.
         savings: one per budget.
         crossings: budgets at which the two frontiers meet, ascending.
+        draws: the replicates behind the savings' intervals.
     """
 
     joint: Fit
     tests: tuple[NestedTest, ...]
     savings: tuple[Saving, ...]
     crossings: tuple[float, ...]
+    draws: Bootstrap
 
 
 def compare(
@@ -119,7 +132,8 @@ def compare(
     tests = tuple(nested_test(joint, joint_law, names) for names in dict.fromkeys(sets))
     draws = bootstrap(joint, num_replicates, seed, clusters=reference.groups is not None)
     savings = tuple(_saving(joint, joint_law, budget, compute, draws, level) for compute in computes)
-    return Comparison(joint, tests, savings, crossings(joint, joint_law, budget, min(computes), max(computes)))
+    meetings = crossings(joint, joint_law, budget, min(computes), max(computes))
+    return Comparison(joint, tests, savings, meetings, draws)
 
 
 def nested_test(joint: Fit, law: JointLaw, shared: Sequence[str]) -> NestedTest:
@@ -129,7 +143,8 @@ def nested_test(joint: Fit, law: JointLaw, shared: Sequence[str]) -> NestedTest:
     rise = float(deviance(joint, restricted.total))
     degrees = len(pairs)
     spare = max(joint.data.num_weighted_rows - joint.num_free, 1)
-    return NestedTest(tuple(shared), rise, degrees, float(f_distribution.sf(rise / degrees, degrees, spare)))
+    alone = float(f_distribution.sf(rise / degrees, degrees, spare))
+    return NestedTest(tuple(shared), rise, degrees, alone, _group_p_value(joint, pairs))
 
 
 def cost_quantity(law: JointLaw, budget: Budget, compute: float) -> Quantity:
@@ -199,6 +214,25 @@ def _saving(joint: Fit, law: JointLaw, budget: Budget, compute: float, draws: Bo
     low, high = np.quantile(costs, [(1 - level) / 2, (1 + level) / 2], method="nearest")
     closed = profiled.is_closed and np.isfinite(high) and draws.is_sound
     return Saving(compute, 1 - cost, interval, (float(1 - high), float(1 - low)) if closed else None, kind)
+
+
+def _group_p_value(joint: Fit, pairs: Sequence[tuple[str, str]]) -> float | None:
+    """Are the pairs' members equal, with rows of one group erring together? Coefficients count by their logs."""
+    degrees, spare = len(pairs), joint.data.num_groups - len(pairs)
+    if joint.data.groups is None or spare < 1:
+        return None
+    covariance = robust_covariance(joint)
+    contrast = np.zeros((degrees, len(covariance.names)))
+    for row, (first, second) in enumerate(pairs):
+        contrast[row, covariance.names.index(first)] = -1.0
+        contrast[row, covariance.names.index(second)] = 1.0
+    difference = contrast @ joint.working
+    spread = contrast @ covariance.matrix @ contrast.T
+    # Scores summed within G groups span at most G - 1 directions: more parameters than that, and there is no inverse.
+    if np.linalg.matrix_rank(spread) < degrees:
+        return None
+    statistic = float(difference @ np.linalg.solve(spread, difference))
+    return float(f_distribution.sf(statistic * spare / (degrees * (joint.data.num_groups - 1)), degrees, spare))
 
 
 def _bootstrap_kind(rows: Observations) -> str:

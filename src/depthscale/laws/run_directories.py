@@ -16,7 +16,7 @@ from depthscale.laws.observations import Observations
 from depthscale.runs.layout import STUDY_FILE
 from depthscale.runs.results import read_result, result_path
 
-_RUN_NAME = re.compile(r"(?P<arm>.+)-r\d+-s\d+")
+_RUN_NAME = re.compile(r"(?P<arm>.+)-r\d+(-t\d+)?-s\d+")
 
 
 @dataclass(frozen=True)

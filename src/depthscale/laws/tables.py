@@ -103,6 +103,23 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
     raise DataError(f"table {path.name} ends in '{path.suffix}'; expected .csv or .parquet")
 
 
+def rows_where(table: Mapping[str, list[Any]], column: str, value: str) -> dict[str, list[Any]]:
+    """The rows of a table whose cell in ``column`` reads ``value``.
+
+    Example:
+        >>> rows_where({"arm": ["a", "b"], "loss": [3.0, 2.0]}, "arm", "b")
+        {'arm': ['b'], 'loss': [2.0]}
+
+    Raises:
+        DataError: there is no such column, or no such row.
+    """
+    kept = [row for row, cell in enumerate(_column(table, column)) if str(cell) == value]
+    if not kept:
+        values = list(dict.fromkeys(map(str, table[column])))
+        raise DataError(unknown_name(f"value of column '{column}'", value, values))
+    return {name: [cells[row] for row in kept] for name, cells in table.items()}
+
+
 def from_table(table: Mapping[str, list[Any]], columns: ColumnMap) -> Observations:
     """Rows from columns in memory, such as those of a study's runs."""
     values = {name: _numbers(table, source) * unit for name, (source, unit) in columns.sources.items()}
