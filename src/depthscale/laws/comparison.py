@@ -21,7 +21,7 @@ from depthscale.laws.observations import Observations
 from depthscale.laws.profiling import deviance, profile
 from depthscale.laws.quantities import Quantity
 from depthscale.laws.resampling import Bootstrap, bootstrap
-from depthscale.laws.standard_errors import robust_covariance
+from depthscale.laws.wald import group_p_value
 
 Array = NDArray[np.float64]
 Values = NDArray[Any]
@@ -38,8 +38,8 @@ class NestedTest:
         deviance: (SS_shared / SS_free - 1) (n - P); under Huber its robust counterpart.
         degrees: constraints.
         p_value: of F(degrees, n - P) at deviance / degrees; rows count as independent.
-        group_p_value: of a Wald test by the cluster sandwich, W (G - q) / (q (G - 1)) against F(q, G - q) for G groups
-            and q constraints; None without groups, or with too few of them for that many constraints.
+        group_p_value: of a Wald test in which groups count (:mod:`~depthscale.laws.wald`); None without groups, or with
+            too few of them for that many constraints.
     """
 
     shared: tuple[str, ...]
@@ -144,7 +144,7 @@ def nested_test(joint: Fit, law: JointLaw, shared: Sequence[str]) -> NestedTest:
     degrees = len(pairs)
     spare = max(joint.data.num_weighted_rows - joint.num_free, 1)
     alone = float(f_distribution.sf(rise / degrees, degrees, spare))
-    return NestedTest(tuple(shared), rise, degrees, alone, _group_p_value(joint, pairs))
+    return NestedTest(tuple(shared), rise, degrees, alone, group_p_value(joint, pairs))
 
 
 def cost_quantity(law: JointLaw, budget: Budget, compute: float) -> Quantity:
@@ -214,25 +214,6 @@ def _saving(joint: Fit, law: JointLaw, budget: Budget, compute: float, draws: Bo
     low, high = np.quantile(costs, [(1 - level) / 2, (1 + level) / 2], method="nearest")
     closed = profiled.is_closed and np.isfinite(high) and draws.is_sound
     return Saving(compute, 1 - cost, interval, (float(1 - high), float(1 - low)) if closed else None, kind)
-
-
-def _group_p_value(joint: Fit, pairs: Sequence[tuple[str, str]]) -> float | None:
-    """Are the pairs' members equal, with rows of one group erring together? Coefficients count by their logs."""
-    degrees, spare = len(pairs), joint.data.num_groups - len(pairs)
-    if joint.data.groups is None or spare < 1:
-        return None
-    covariance = robust_covariance(joint)
-    contrast = np.zeros((degrees, len(covariance.names)))
-    for row, (first, second) in enumerate(pairs):
-        contrast[row, covariance.names.index(first)] = -1.0
-        contrast[row, covariance.names.index(second)] = 1.0
-    difference = contrast @ joint.working
-    spread = contrast @ covariance.matrix @ contrast.T
-    # Scores summed within G groups span at most G - 1 directions: more parameters than that, and there is no inverse.
-    if np.linalg.matrix_rank(spread) < degrees:
-        return None
-    statistic = float(difference @ np.linalg.solve(spread, difference))
-    return float(f_distribution.sf(statistic * spare / (degrees * (joint.data.num_groups - 1)), degrees, spare))
 
 
 def _bootstrap_kind(rows: Observations) -> str:

@@ -1,6 +1,7 @@
 """Several forms of law on the same rows: a prediction far away owes more to the form than to the parameters.
 
-Forms that are a special case of the chosen one are kept only where the rows do not reject them.
+Forms that are a special case of the chosen one are kept only where the rows (by groups, where they have them) do not
+reject them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from depthscale.laws.observations import Observations
 from depthscale.laws.profiling import deviance
 from depthscale.laws.resampling import bootstrap
 from depthscale.laws.standard_errors import relative_noise
+from depthscale.laws.wald import group_p_value
 
 #: A special case that the rows reject at this p-value is left out.
 REJECTED = 0.01
@@ -86,9 +88,11 @@ def make_forms(
             left_out.append(f"{candidate.name}: not certified")
             continue
         if candidate.is_special_case:
-            degrees = len(candidate.fixed) + len(candidate.shared)
-            spare = max(chosen.data.num_weighted_rows - chosen.num_free, 1)
-            p_value = float(f_distribution.sf(float(deviance(chosen, found.total)) / degrees, degrees, spare))
+            p_value = group_p_value(chosen, candidate.shared, candidate.fixed)
+            if p_value is None:
+                degrees = len(candidate.fixed) + len(candidate.shared)
+                spare = max(chosen.data.num_weighted_rows - chosen.num_free, 1)
+                p_value = float(f_distribution.sf(float(deviance(chosen, found.total)) / degrees, degrees, spare))
             if p_value < REJECTED:
                 left_out.append(f"{candidate.name}: rejected by the rows, p = {p_value:.1g}")
                 continue

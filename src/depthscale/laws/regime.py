@@ -79,7 +79,8 @@ class Regime:
         exponent: profile interval.
         held: per regime.
         slopes: by window of depth, shallow to deep.
-        interaction_p_value: of a depth coefficient that depends on width; None where no width was named.
+        interaction_p_value: of a depth coefficient that depends on width, by groups where the rows have them; None
+            where no width was named.
     """
 
     verdict: str
@@ -182,8 +183,9 @@ def local_slopes(free: Fit, depth: str, num_windows: int) -> tuple[LocalSlope, .
 def interaction_p_value(free: Fit, depth: str, width: str) -> float:
     """Score test of c_l -> c_l * width^-kappa against kappa = 0: does depth buy the same at every width?
 
-    The residuals' influence is regressed on the law's Jacobian with kappa's column added. Only the fit without kappa
-    is needed, so the answer is about its neighborhood and not about a far minimum where the terms change roles.
+    What the law's own Jacobian leaves of kappa's column is multiplied by the residuals' influence and summed, within
+    groups first where the rows have them. Only the fit without kappa is needed, so the answer is about its
+    neighborhood and not about a far minimum where the terms change roles.
     """
     law = free.law
     if not isinstance(law, AdditiveLaw):
@@ -200,12 +202,20 @@ def interaction_p_value(free: Fit, depth: str, width: str) -> float:
     if free.objective.is_log:
         jacobian = jacobian / bound.predict(u)[0][:, None]
     root = np.sqrt(free.data.row_weights)
-    scores = root * free.objective.influence(free.residuals)
-    regression = np.linalg.lstsq(root[:, None] * jacobian, scores, rcond=None)[0]
-    left = scores - root * (jacobian @ regression)
-    spare = max(free.data.num_weighted_rows - len(values), 1)
-    statistic = float(scores @ scores - left @ left) / (float(left @ left) / spare)
-    return float(f_distribution.sf(statistic, 1, spare))
+    weighed = root[:, None] * jacobian
+    column = richer.parameters.index("kappa_width")
+    own = np.delete(weighed, column, axis=1)
+    apart = weighed[:, column] - own @ np.linalg.lstsq(own, weighed[:, column], rcond=None)[0]
+    parts = apart * root * free.objective.influence(free.residuals)
+    if free.data.groups is not None:
+        parts = np.bincount(free.data.group_codes, parts)
+        units, spare = len(parts), len(parts) - 1
+    else:
+        units = free.data.num_weighted_rows
+        spare = max(units - len(values), 1)
+    # The sum's variance under the hypothesis, from the parts themselves: residuals need not have one spread.
+    statistic = float(parts.sum() ** 2 / (parts @ parts)) * spare / units
+    return float(f_distribution.sf(statistic, 1, max(spare, 1)))
 
 
 def _design_effect(free: Fit, exponent: str) -> float | None:
