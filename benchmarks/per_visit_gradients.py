@@ -3,8 +3,9 @@
     python benchmarks/per_visit_gradients.py [--repeats N] [--output FILE]
 
 Times are medians of interleaved repeats, so that a machine that slows down slows everything down alike. The peers for
-one gradient per visit: as many ordinary passes as visits; as many passes that keep one visit attached; and one
-forward pass with one ``torch.autograd.grad`` per visit over its retained graph.
+one gradient per visit: one forward pass and as many full backward passes as visits, each through the whole graph and
+kept for one visit; the same with each backward pass cut to what its visit needs; as many ordinary passes (forward and
+backward) as visits; and as many of those with one visit attached.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SHAPES = {
     "d=256, K=4, R=8, 4 x 128 tokens": {"width": 256, "blocks": 4, "rounds": 8, "batch": (4, 128)},
 }
 TARGETS = {"streaming G": 1.15, "kappa, one probe": 2.2}
+#: Streaming G at R = 8 beside what it replaces.
+SPEEDUP_TARGETS = {"R backward passes": 6.0}
 
 
 def make(width: int, blocks: int, rounds: int, batch: tuple[int, int]) -> tuple[LoopedLMForCausalLM, dict[str, Tensor]]:
@@ -82,8 +85,8 @@ def one_visit_attached(model: LoopedLMForCausalLM, batch: dict[str, Tensor], rou
             looped_forward(model, batch).loss.backward()
 
 
-def retained_graph(model: LoopedLMForCausalLM, batch: dict[str, Tensor], rounds: int) -> None:
-    """One forward pass, and for every round ``torch.autograd.grad`` with respect to its leaves."""
+def retained_graph(model: LoopedLMForCausalLM, batch: dict[str, Tensor], rounds: int, whole: bool) -> list[Any]:
+    """One forward pass, and for every round a backward pass, through the ``whole`` graph or to the round's leaves."""
     leaves: list[list[Tensor]] = [[] for _ in range(rounds)]
 
     def stand(name: str, visit: VisitKey, parameter: Tensor) -> Tensor:
@@ -93,8 +96,15 @@ def retained_graph(model: LoopedLMForCausalLM, batch: dict[str, Tensor], rounds:
 
     with VisitRecorder(model, only=[n for n, _ in model.named_parameters() if ".blocks." in n], stand=stand):
         loss = looped_forward(model, batch).loss
+        if not whole:
+            return [torch.autograd.grad(loss, found, retain_graph=True) for found in leaves]
+        every = [leaf for found in leaves for leaf in found]
+        kept = []
         for found in leaves:
-            torch.autograd.grad(loss, found, retain_graph=True)
+            gradients = torch.autograd.grad(loss, every, retain_graph=True)
+            chosen = {id(leaf) for leaf in found}
+            kept.append([g for leaf, g in zip(every, gradients, strict=True) if id(leaf) in chosen])
+        return kept
 
 
 def measure(shape: dict[str, Any], repeats: int) -> dict[str, float]:
@@ -107,9 +117,10 @@ def measure(shape: dict[str, Any], repeats: int) -> dict[str, float]:
         "exact G": lambda: exact(model, batch),
         "sketched G": lambda: sketch_visits(model, lambda: looped_forward(model, batch).loss, looped_sublayers(model)),
         "kappa, one probe": lambda: measure_looped_model(model, batch, num_probes=1),
-        "R ordinary passes": lambda: [ordinary(model, batch) for _ in range(rounds)],
-        "R passes, one visit attached": lambda: one_visit_attached(model, batch, rounds),
-        "R gradients of a retained graph": lambda: retained_graph(model, batch, rounds),
+        "R backward passes": lambda: retained_graph(model, batch, rounds, whole=True),
+        "R backward passes, each to its visit": lambda: retained_graph(model, batch, rounds, whole=False),
+        "R forward and backward passes": lambda: [ordinary(model, batch) for _ in range(rounds)],
+        "R forward and backward passes, one visit attached": lambda: one_visit_attached(model, batch, rounds),
     }
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for repeat in range(repeats + 1):
@@ -138,9 +149,10 @@ def main() -> None:
         sys.stdout.write(f"{name}\n")
         for job, ratio in ratios.items():
             target = f"   (target at most {TARGETS[job]})" if job in TARGETS else ""
-            sys.stdout.write(f"  {job:34s} {1e3 * seconds[job]:9.1f} ms  {ratio:6.2f} x{target}\n")
+            sys.stdout.write(f"  {job:50s} {1e3 * seconds[job]:9.1f} ms  {ratio:6.2f} x{target}\n")
         for job, speedup in speedups.items():
-            sys.stdout.write(f"  streaming G is {speedup:.1f} x faster than {job}\n")
+            target = f" (target at least {SPEEDUP_TARGETS[job]:g} at R = 8)" if job in SPEEDUP_TARGETS else ""
+            sys.stdout.write(f"  streaming G is {speedup:.1f} x faster than {job}{target}\n")
     if arguments.output:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -13,7 +13,7 @@ from tiny_run import make_run, write_corpus
 
 from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.study_config import StudyFile
-from depthscale.studies.study import write_study
+from depthscale.studies.study_document import write_study
 from depthscale.training.run import train_run
 
 torch.set_num_threads(1)
@@ -77,6 +77,9 @@ def test_a_plan_at_initialization(
         (r, s, 0) for r in (1, 2, 4, 8) for s in (0, 1)
     ]
     assert all(p["kappa"] == pytest.approx(p["rounds"], rel=0.05) for p in arm["points"])
+    drawn = (tmp_path / "figures" / "alignment-kappa.csv").read_text().splitlines()
+    assert len(drawn) == 1 + 4
+    assert (tmp_path / "figures" / "alignment-kappa.svg").exists()
     assert set(arm["growth"]["sublayers"]) == {f"block{i}.{kind}" for i in (0, 1) for kind in ("attention", "mlp")}
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from depthscale.cli.alignment_study import measure_one_cell, run_study
 from depthscale.cli.extras import require_lm
 
 DEFAULT_ROUNDS = "1,2,4,8,16"
@@ -15,9 +16,12 @@ DEFAULT_ROUNDS = "1,2,4,8,16"
 
 def align(
     target: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG_OR_RUN_OR_STUDY", help="A TOML file (its plan at initialization), or a folder."),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG_OR_RUN_OR_STUDY",
+            help="A TOML file (its plan at initialization; with a [measure] table, along its training), or a folder.",
+        ),
+    ] = None,
     rounds: Annotated[
         str | None, typer.Option(help=f"Rounds of a configuration's plan; default {DEFAULT_ROUNDS}.")
     ] = None,
@@ -28,14 +32,43 @@ def align(
     split: Annotated[str, typer.Option(help="Split that the rows are from.")] = "tuning",
     out: Annotated[Path | None, typer.Option(help="Where results/ is written; default the run or study.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    study: Annotated[
+        str | None, typer.Option(help="An alignment study (TOML file or preset), instead of CONFIG_OR_RUN_OR_STUDY.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes of --study; default one per core.")] = None,
+    edge: Annotated[str | None, typer.Option(help="With --study: a sweep's measured edge of p, LOW,HIGH.")] = None,
 ) -> None:
     """Measure visit alignment kappa over rounds, its growth exponent, and the threshold that it asks for."""
     require_lm("align")
+    from depthscale.errors import ConfigError
+
+    if (target is None) == (study is None):
+        raise ConfigError("give either a configuration, run or study folder, or --study FILE, such as --study tiny")
+    if study is not None:
+        run_study(study, set_ or [], out, workers, edge, as_json)
+        return
+    assert target is not None
+    _measure(target, rounds, set_ or [], seeds, rows, probes, split, out, as_json)
+
+
+def _measure(
+    target: Path,
+    rounds: str | None,
+    overrides: list[str],
+    seeds: int,
+    rows: int,
+    probes: int,
+    split: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     from rich.console import Console
 
     from depthscale.alignment.results import DEFINITIONS, RoundsPoint, arm_result
     from depthscale.cli.alignment_tables import print_alignment
     from depthscale.errors import ConfigError
+    from depthscale.reports.alignment_rounds_chart import rounds_charts
+    from depthscale.reports.charts import write_charts
     from depthscale.runs.config import RunConfig
     from depthscale.runs.config_file import read_toml, validate, with_overrides
     from depthscale.runs.layout import STUDY_FILE
@@ -49,7 +82,11 @@ def align(
     notes: list[str] = []
     source = "initialization" if target.is_file() or target.suffix == ".toml" else "trained"
     if source == "initialization":
-        config = validate(RunConfig, with_overrides(read_toml(target), set_ or []), str(target))
+        tables = with_overrides(read_toml(target), overrides)
+        if "measure" in tables:
+            measure_one_cell(target, overrides, out)
+            return
+        config = validate(RunConfig, tables, str(target))
         counts = _counts(rounds or DEFAULT_ROUNDS)
         data = prepare_data(**config.data.model_dump())
         points = arms.setdefault(f"{config.model.norm_placement} {config.model.rule}", [])
@@ -60,7 +97,7 @@ def align(
             "at initialization visits of a near-identity stack are aligned trivially; measure trained models too"
         )
     else:
-        if rounds or set_ or seeds != 1:
+        if rounds or overrides or seeds != 1:
             raise ConfigError("--rounds, --set and --seeds go with a TOML file; a trained model has its own")
         is_study = (target / STUDY_FILE).is_file()
         for arm, directory in _finished_runs(target, notes) if is_study else [(target.resolve().name, target)]:
@@ -80,6 +117,7 @@ def align(
     home = out or (None if source == "initialization" else target)
     if home is not None:
         console.print(f"written: {write_result(home, 'alignment', result)}", soft_wrap=True)
+        write_charts(home / "figures", rounds_charts(result))
     if as_json:
         typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
     else:

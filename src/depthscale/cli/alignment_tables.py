@@ -65,3 +65,72 @@ def _growth_lines(growth: Mapping[str, Any]) -> list[str]:
 
 def _interval(growth: Mapping[str, Any]) -> str:
     return f"{growth['exponent']:.3f} [{growth['lower']:.3f}, {growth['upper']:.3f}]"
+
+
+def print_cell(result: Mapping[str, Any]) -> None:
+    """kappa along the training of one configuration."""
+    table = Table(caption=f"R = {result['rounds']}; maxima in units of beta * epsilon / alpha")
+    for heading in ("step", "rows", "G of", "loss", "kappa", "kappa common", "max U", "max G"):
+        table.add_column(heading, justify="right")
+    for point in result["points"]:
+        matrices = [s for s in point["sublayers"] if s["kind"] != "norm"]
+        table.add_row(
+            str(point["step"]),
+            str(point["batch_rows"]),
+            point["gradient_of"],
+            f"{point['loss_nats']:.3f}",
+            f"{point['kappa']:.3f}",
+            f"{point['kappa_common']:.3f}",
+            _largest(matrices, "relative_map_max"),
+            _largest(matrices, "relative_gradient_max"),
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"training: {result['outcome']}", markup=False)
+
+
+def print_study(result: Mapping[str, Any]) -> None:
+    """gamma of every arm at initialization and along training, then p* and what no table should leave out."""
+    console = Console()
+    table = Table(caption="growth of kappa over R with its interval; a threshold only where its assumptions hold")
+    table.add_column("arm")
+    for heading in ("step", "rows", "kappa at most R", "gamma of kappa", "gamma of kappa common", "threshold"):
+        table.add_column(heading, justify="right")
+    for condition in result["conditions"]:
+        if condition["gradient_of"] != "loss":
+            continue
+        last = condition["by_rounds"][-1]
+        threshold = condition["threshold"]
+        table.add_row(
+            condition["arm"],
+            str(condition["step"]),
+            str(condition["batch_rows"]),
+            f"{last['kappa']['mean']:.2f} at {last['rounds']}",
+            _exponent(condition["growth"]["kappa"]),
+            _exponent(condition["growth"]["kappa_common"]),
+            "none" if threshold.get("value") is None else f"{threshold['value']:.3f}",
+        )
+    console.print(table)
+    for name in ("kappa_common", "kappa"):
+        solution = result["self_consistent"][name]["solution"] if result["self_consistent"] else {"reason": "no base"}
+        if "reason" in solution:
+            console.print(f"p* by {name}: none, {solution['reason']}", markup=False, soft_wrap=True)
+        else:
+            estimate, lower, upper = (_solved(solution, end) for end in ("estimate", "lower", "upper"))
+            console.print(f"p* by {name}: {estimate}, {lower} to {upper}", markup=False, soft_wrap=True)
+    for note in result["notes"]:
+        console.print(f"Note: {note}.", markup=False, soft_wrap=True)
+
+
+def _exponent(fit: Mapping[str, Any]) -> str:
+    return "-" if "reason" in fit else f"{fit['exponent']:.2f} [{_end(fit['lower'])}, {_end(fit['upper'])}]"
+
+
+def _solved(solution: Mapping[str, Any], name: str) -> str:
+    value = solution[name]
+    return f"{solution[f'{name}_outside']} the measured exponents" if value is None else f"{value:.3f}"
+
+
+def _end(value: float | None) -> str:
+    """An open end is stored as null."""
+    return "open" if value is None else f"{value:.2f}"

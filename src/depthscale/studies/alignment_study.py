@@ -1,0 +1,96 @@
+"""An alignment study from its file to its cells: each cell a job in its own process, and none made twice."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from depthscale.errors import ConfigError, ResultError, unknown_name
+from depthscale.runs.alignment_config import AlignmentRun, AlignmentStudyFile
+from depthscale.runs.config_file import read_toml, validate, with_overrides, write_toml
+from depthscale.runs.layout import CONFIG_FILE
+from depthscale.runs.results import read_result, result_path
+from depthscale.studies.engine import Failure, Job, run_jobs
+from depthscale.studies.study_runs import run_name
+
+CELL_KIND = "alignment_cell"
+CELLS = "cells"
+
+
+def alignment_presets() -> dict[str, Path]:
+    """The alignment studies that come with the package, by name."""
+    folder = Path(str(importlib.resources.files("depthscale.studies") / "alignment_presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_alignment_study(source: str, overrides: list[str]) -> AlignmentStudyFile:
+    """A study file by preset name or path, with ``--set`` overrides laid over it.
+
+    Raises:
+        ConfigError: unknown preset (the nearest is suggested), missing file, or a fault in it.
+    """
+    known = alignment_presets()
+    path = known.get(source, Path(source))
+    if source not in known and not path.suffix:
+        raise ConfigError(unknown_name("preset", source, known))
+    return validate(AlignmentStudyFile, with_overrides(read_toml(path), overrides), str(path))
+
+
+def run_alignment_study(directory: Path, file: AlignmentStudyFile, workers: int, console: Console) -> list[Failure]:
+    """Measure every cell that is not measured yet; return the jobs that failed.
+
+    Raises:
+        ResultError: the directory belongs to another study, or a cell to other settings.
+    """
+    path = directory / CONFIG_FILE
+    if not path.exists():
+        write_toml(path, file)
+    elif read_toml(path) != file.model_dump(mode="json", exclude_none=True):
+        raise ResultError(f"{directory} holds another study; choose another --out, or give that study's settings")
+    return run_jobs([cell_job(directory, cell) for cell in file.cells()], workers, console, file.study.name)
+
+
+def cell_job(study_directory: Path, cell: AlignmentRun) -> Job:
+    """The job ``align`` of one cell, with its configuration written into its directory.
+
+    Raises:
+        ResultError: the directory holds a cell of other settings.
+    """
+    directory = cell_directory(study_directory, cell)
+    path = directory / CONFIG_FILE
+    if not path.exists():
+        write_toml(path, cell)
+    elif validate(AlignmentRun, read_toml(path), str(path)) != cell:
+        raise ResultError(f"{directory} holds a cell of other settings; choose another --out, or delete that folder")
+    arguments = ("align", str(path), "--out", str(directory))
+    return Job(arguments, directory, result=CELL_KIND, steps=cell.measure.steps[-1] + 20, cost_per_step=_cost(cell))
+
+
+def cell_directory(study_directory: Path, cell: AlignmentRun) -> Path:
+    """Where a cell lies."""
+    return study_directory / CELLS / run_name(cell.arm, cell.plan.rounds, cell.train.seed)
+
+
+def read_cells(directory: Path, file: AlignmentStudyFile) -> list[dict[str, Any]]:
+    """The results of all cells that are measured, in the study's order.
+
+    Raises:
+        ResultError: none is, one is damaged, or cells read different text.
+    """
+    cells = [
+        read_result(where, CELL_KIND)
+        for cell in file.cells()
+        if result_path(where := cell_directory(directory, cell), CELL_KIND).exists()
+    ]
+    if not cells:
+        raise ResultError(f"no cell under {directory / CELLS} is measured yet; run the study first")
+    if len({cell["data"]["corpus_sha256"] for cell in cells}) > 1:
+        raise ResultError(f"the cells of {directory} read different text; delete it and run the study again")
+    return cells
+
+
+def _cost(cell: AlignmentRun) -> int:
+    return cell.plan.build().unrolled_depth * max(1, cell.model.hidden_size // 32) ** 2
