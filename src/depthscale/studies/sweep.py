@@ -1,0 +1,188 @@
+"""An exponent sweep from its file to its runs: the grid first, then what its first results ask for.
+
+``study.json`` holds the grid and the rules by which runs are added, before the first run. Additions are written into
+it, with their time and what they rest on, before their first run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from depthscale.errors import ConfigError, ResultError, unknown_name
+from depthscale.runs.config_file import read_toml, validate, with_overrides
+from depthscale.runs.files import atomic_write_text
+from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.sweep_config import SweepFile
+from depthscale.studies.engine import Failure, run_jobs
+from depthscale.studies.study import training_job
+from depthscale.studies.sweep_runs import (
+    LONGER,
+    NEAR_EDGE,
+    SWEEP_KIND,
+    SWEEP_SCHEMA_VERSION,
+    THRESHOLD,
+    EndedRun,
+    planned_runs,
+    read_runs,
+    read_sweep_document,
+)
+
+STOPPING_RULE = (
+    "Every run of the grid is made once, to its last step or to its divergence. Then, at the main rate, the extra seeds"
+    " are given once to the exponents near the edge: those where some but not all runs train, and both sides of a jump"
+    " from none to all, nearest to one half first, at most max_near. The longer check is made once at the same"
+    " exponents, or at the first, middle and last one where none is near an edge. Nothing else is added after results"
+    " are seen but a threshold arm, which is marked."
+)
+
+
+def sweep_presets() -> dict[str, Path]:
+    """The sweep files that come with the package, by name."""
+    folder = Path(str(importlib.resources.files("depthscale.studies") / "sweep_presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_sweep_file(source: str, overrides: Sequence[str]) -> SweepFile:
+    """A sweep file by preset name or path, with ``--set`` overrides laid over it.
+
+    Raises:
+        ConfigError: unknown preset (the nearest is suggested), missing file, or a fault in it.
+    """
+    known = sweep_presets()
+    path = known.get(source, Path(source))
+    if source not in known and not path.suffix:
+        raise ConfigError(unknown_name("preset", source, known))
+    return validate(SweepFile, with_overrides(read_toml(path), overrides), str(path))
+
+
+def write_sweep(directory: Path, file: SweepFile) -> dict[str, Any]:
+    """Write ``study.json``, or check that the directory's own says the same.
+
+    Raises:
+        ResultError: the directory belongs to another study or sweep.
+    """
+    config = file.model_dump(mode="json", exclude_none=True)
+    if (directory / STUDY_FILE).exists():
+        document = read_sweep_document(directory)
+        if document["config"] != config:
+            raise ResultError(f"{directory} holds another sweep; choose another --out, or give that sweep's settings")
+        return document
+    document = {
+        "kind": SWEEP_KIND,
+        "schema_version": SWEEP_SCHEMA_VERSION,
+        "name": file.sweep.name,
+        "created": _now(),
+        "stopping_rule": STOPPING_RULE,
+        "config": config,
+        "later_additions": [],
+    }
+    _write(directory, document)
+    return document
+
+
+def run_sweep(
+    directory: Path, file: SweepFile, workers: int, console: Console, threshold: tuple[float, str] | None = None
+) -> list[Failure]:
+    """Make every run that is not made yet, stage by stage; return the jobs that failed.
+
+    Args:
+        threshold: exponent that was measured elsewhere, and by what: an arm of its own.
+
+    Raises:
+        ResultError: the directory belongs to another sweep, or has another threshold.
+        RunInterruptedError: SIGINT or SIGTERM came; finished runs are kept.
+    """
+    document = write_sweep(directory, file)
+    failed = _make(directory, file, document, workers, console, "grid")
+    if failed:
+        # Additions rest on the whole grid; what failed is mended first.
+        return failed
+    sweep = file.sweep
+    if not _has(document, NEAR_EDGE) and not _has(document, LONGER):
+        near = near_edge(*_main_counts(directory, file), most=sweep.max_near)
+        if near and sweep.extra_seeds:
+            _add(directory, document, {"reason": NEAR_EDGE, "exponents": near, "seeds": list(sweep.extra_seeds)})
+        if sweep.longer is not None:
+            checked = near or _spread(sweep.exponents)
+            _add(directory, document, {"reason": LONGER, "exponents": checked, "step_factor": sweep.longer})
+    if threshold is not None:
+        _add_threshold(directory, document, *threshold)
+    return _make(directory, file, document, workers, console, "additions")
+
+
+def near_edge(exponents: Sequence[float], trained: Sequence[int], runs: Sequence[int], most: int) -> list[float]:
+    """The exponents to which seeds are added: mixed outcomes, and both sides of a jump, nearest to one half first.
+
+    Example:
+        >>> near_edge([0.3, 0.4, 0.5, 0.6], [0, 1, 4, 5], [5, 5, 5, 5], most=3)
+        [0.4, 0.5]
+        >>> near_edge([0.3, 0.4, 0.5, 0.6], [0, 0, 5, 5], [5, 5, 5, 5], most=3)
+        [0.4, 0.5]
+        >>> near_edge([0.3, 0.4], [0, 0], [5, 5], most=3)
+        []
+    """
+    shares = [k / n for k, n in zip(trained, runs, strict=True)]
+    chosen = {index for index, share in enumerate(shares) if 0 < share < 1}
+    for index in range(len(shares) - 1):
+        if abs(shares[index + 1] - shares[index]) == 1:
+            chosen |= {index, index + 1}
+    nearest = sorted(chosen, key=lambda index: (abs(shares[index] - 0.5), index))[:most]
+    return [exponents[index] for index in sorted(nearest)]
+
+
+def _main_counts(directory: Path, file: SweepFile) -> tuple[list[float], list[int], list[int]]:
+    """Trained runs and all runs of each exponent at the main rate, over the first seeds."""
+    ended = read_runs(directory, planned_runs(file, []))
+    exponents = list(file.sweep.exponents)
+    at: dict[float, list[EndedRun]] = {p: [] for p in exponents}
+    for run in ended:
+        if run.planned.p is not None and run.planned.lr == file.sweep.main_rate:
+            at[run.planned.p].append(run)
+    return exponents, [sum(run.trained for run in at[p]) for p in exponents], [len(at[p]) for p in exponents]
+
+
+def _spread(exponents: Sequence[float]) -> list[float]:
+    return sorted({exponents[0], exponents[len(exponents) // 2], exponents[-1]})
+
+
+def _make(
+    directory: Path, file: SweepFile, document: Mapping[str, Any], workers: int, console: Console, stage: str
+) -> list[Failure]:
+    runs = planned_runs(file, document["later_additions"])
+    jobs = [training_job(directory / "runs" / run.name, run.config) for run in runs]
+    return run_jobs(jobs, workers, console, f"{file.sweep.name}: {stage}")
+
+
+def _add_threshold(directory: Path, document: dict[str, Any], p: float, source: str) -> None:
+    earlier = next((a for a in document["later_additions"] if a["reason"] == THRESHOLD), None)
+    if earlier is None:
+        _add(directory, document, {"reason": THRESHOLD, "p": p, "source": source})
+    elif earlier["p"] != p:
+        raise ResultError(
+            f"{directory} already has a threshold arm at p = {earlier['p']:g}, from {earlier['source']};"
+            " a second one needs another --out"
+        )
+
+
+def _has(document: Mapping[str, Any], reason: str) -> bool:
+    return any(addition["reason"] == reason for addition in document["later_additions"])
+
+
+def _add(directory: Path, document: dict[str, Any], addition: Mapping[str, Any]) -> None:
+    document["later_additions"].append({**addition, "added": _now()})
+    _write(directory, document)
+
+
+def _write(directory: Path, document: Mapping[str, Any]) -> None:
+    atomic_write_text(directory / STUDY_FILE, json.dumps(document, indent=1) + "\n")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
