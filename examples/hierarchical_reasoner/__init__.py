@@ -1,0 +1,1 @@
+"""A hierarchical reasoner on Sudoku, unscaled and scaled by depthscale's rules; see README.md."""
