@@ -267,7 +267,7 @@ def test_compare_tunes_runs_reports_and_restarts(
     assert kept.stat().st_mtime_ns == stamp
     assert json.loads(lost.read_text())["final"] == before["final"]
     capsys.readouterr()
-    for options, words in ((arguments, "run of other settings"), (arguments[:-1], "another study")):
+    for options, words in ((arguments, "another study"), (arguments[:-1], "another study")):
         assert run(monkeypatch, *options, "--set", "train.steps=4") == 2
         assert words in one_line(capsys.readouterr().err)
 

@@ -52,6 +52,9 @@ def write_synthetic_study(
     lr_source: str = "tuning study, seeds 100 and 101",
     training: Mapping[tuple[str, int, int], Mapping[str, Any]] | None = None,
     with_tuning: bool = True,
+    all_arms: Sequence[Mapping[str, Any]] = ARMS,
+    study: Mapping[str, Any] | None = None,
+    document: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the study and return its directory.
 
@@ -60,12 +63,22 @@ def write_synthetic_study(
         spread: standard deviation of each run's own noise, nats.
         outcomes: (arm, rounds, seed) -> stuck, diverged (loss lost) or missing; others finish.
         training: (arm, rounds, seed) -> what to change in its training result, table by table.
+        all_arms: arms to take those from that have a loss.
+        study: further keys of ``[study]``.
+        document: further keys of ``study.json``.
     """
     outcomes, training = outcomes or {}, training or {}
     noise = random.Random(20260801)
-    arms = [arm for arm in ARMS if any(cell[0] == arm["name"] for cell in losses)]
     rounds = sorted({cell[1] for cell in losses})
-    cells = [{"arm": arm["name"], "rounds": r, "lr": 0.004 / r, "lr_source": lr_source} for arm in arms for r in rounds]
+    arms = []
+    for arm in all_arms:
+        if own := [r for r in rounds if (arm["name"], r) in losses]:
+            arms.append(arm if own == rounds else {**arm, "rounds": own})
+    cells = [
+        {"arm": arm["name"], "rounds": r, "lr": 0.004 / r, "lr_source": lr_source}
+        for arm in arms
+        for r in arm.get("rounds", rounds)
+    ]
     tables = {
         "plan": {"kind": "looped", "blocks": 2},
         "model": {"hidden_size": 64, "num_attention_heads": 4},
@@ -78,10 +91,11 @@ def write_synthetic_study(
             "rounds": rounds,
             "seeds": list(seeds),
             "rates": [{"arm": c["arm"], "rounds": c["rounds"], "lr": c["lr"], "source": c["lr_source"]} for c in cells],
+            **(study or {}),
         },
     }
     file = validate(StudyFile, tables, "synthetic study")
-    document = {
+    written = {
         "kind": "study",
         "schema_version": 1,
         "name": name,
@@ -90,8 +104,9 @@ def write_synthetic_study(
         "stopping_rule": "every seed once, no looking in between",
         "created": "2026-08-01T00:00:00+00:00",
         "later_additions": [],
+        **(document or {}),
     }
-    atomic_write_text(directory / "study.json", json.dumps(document))
+    atomic_write_text(directory / "study.json", json.dumps(written))
     seed_effects = {seed: noise.gauss(0, 0.03) for seed in seeds}
     for cell in cells:
         for seed in seeds:

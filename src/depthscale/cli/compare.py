@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from depthscale.cli.extras import require_extra, require_lm
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from depthscale.runs.study_config import StudyFile
 
 
 def compare(
@@ -20,6 +25,15 @@ def compare(
         bool, typer.Option("--tune", help="Choose every cell's learning rate first, on other seeds.")
     ] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; default one per core.")] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Say what the study would cost and could show; run nothing of it.")
+    ] = False,
+    from_study: Annotated[
+        Path | None, typer.Option(help="With --plan-only: an earlier study whose speed and spread set the price.")
+    ] = None,
+    add: Annotated[
+        bool, typer.Option("--add", help="Record more seeds, arms, rounds or comparisons as a later addition.")
+    ] = False,
 ) -> None:
     """Train every arm at every number of rounds and seed, compare in pairs, and write the report."""
     require_lm("compare")
@@ -27,10 +41,13 @@ def compare(
 
     from depthscale.errors import ConfigError, ResultError
     from depthscale.studies.study import read_study_file, run_study
+    from depthscale.studies.study_document import set_rates
     from depthscale.studies.tuning import tune as tune_rates
 
     if (study is None) == (preset is None):
         raise ConfigError("give either a study file or --preset NAME, such as --preset demo")
+    if from_study is not None and not plan_only:
+        raise ConfigError("--from-study goes with --plan-only")
     file = read_study_file(str(study) if study else str(preset), set_ or [])
     if file.study.tasks:
         require_extra("compare with study.tasks", "eval")
@@ -40,12 +57,17 @@ def compare(
     # Before any worker starts: a bad corpus is one line here, and a good one is in the cache for all of them.
     from depthscale.training.prepare import prepare_data
 
-    prepare_data(**file.data_config().model_dump())
+    vocab_size = prepare_data(**file.data_config().model_dump()).vocab_size
+    if plan_only:
+        _print_price(file, vocab_size, tune, from_study, num_workers, console)
+        return
+    file = _planned(directory, file, vocab_size, num_workers, console, add)
     if tune:
         rates = tune_rates(directory, file, num_workers, console)
         for rate in rates:
-            console.print(f"chosen: {rate.arm}, R={rate.rounds}: lr {rate.lr:.3g}")
-        file = file.model_copy(update={"study": file.study.model_copy(update={"rates": tuple(rates)})})
+            decay = "" if rate.weight_decay is None else f", weight decay {rate.weight_decay:g}"
+            console.print(f"chosen: {rate.arm}, R={rate.rounds}: lr {rate.lr:.3g}{decay}")
+        file = set_rates(directory, file, rates)
     failed = run_study(directory, file, num_workers, console)
     # Statistics and figures are seconds of imports that the workers above did not have to wait for.
     from depthscale.reports.comparison_report import build_report
@@ -53,8 +75,48 @@ def compare(
 
     path = build_report(directory)
     comparison = read_result(directory, "comparison")
-    for sentence in (*comparison["verdict"], *comparison["warnings"]):
+    for sentence in (*comparison["verdict"], *comparison["regime"], *comparison["warnings"]):
         typer.echo(sentence)
     typer.echo(f"report: {path}")
     if failed:
         raise ResultError(f"{len(failed)} runs failed and are counted as missing; see log.txt in their directories")
+
+
+def _planned(
+    directory: Path, asked: StudyFile, vocab_size: int, workers: int, console: Console, add: bool
+) -> StudyFile:
+    """The study as ``study.json`` plans it: read, or written before anything runs."""
+    from depthscale.studies.matched_steps import cells_to_probe, with_matched_steps
+    from depthscale.studies.probe import probe
+    from depthscale.studies.study_document import add_to_study, planned_study, with_known_steps, write_study
+
+    planned = None if add else planned_study(directory, asked)
+    if planned is not None:
+        return planned[0]
+    waiting = with_known_steps(directory, asked) if add else asked
+    timed = cells_to_probe(waiting)
+    measured = probe(waiting, timed, workers, console).seconds_per_step if timed else None
+    file, matched = with_matched_steps(waiting, vocab_size, measured)
+    for note in matched:
+        console.print(f"matched {note['spend']}: {note['arm']} trains {note['steps']:,} steps", markup=False)
+    (add_to_study if add else write_study)(directory, file, asked, matched)
+    return file
+
+
+def _print_price(
+    asked: StudyFile, vocab_size: int, tune: bool, earlier: Path | None, workers: int, console: Console
+) -> None:
+    from depthscale.cli.price_table import print_price
+    from depthscale.runs.comparison_config import CellKey
+    from depthscale.studies.matched_steps import cells_to_probe, with_matched_steps
+    from depthscale.studies.pricing import price
+    from depthscale.studies.probe import probe
+
+    cells = list(dict.fromkeys(CellKey(cell.arm, cell.rounds) for cell in asked.study.cells()))
+    wanted = cells if earlier is None else cells_to_probe(asked)
+    measured = probe(asked, wanted, workers, console) if wanted else None
+    file, _ = with_matched_steps(asked, vocab_size, measured.seconds_per_step if measured else None)
+    result: dict[str, Any] = price(
+        file, vocab_size, tuned=tune, probe=measured if earlier is None else None, earlier=earlier
+    )
+    print_price(result, workers)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from depthscale.reports import charts, curve_charts, detail_charts, difference_charts
+from depthscale.reports import charts, curve_charts, detail_charts, difference_charts, spending_frontier
 from depthscale.reports.page import drawn, write_page
 from depthscale.reports.study_data import CellData, StudyData, read_study_data
+from depthscale.studies.named_comparisons import TERMS
 
 VERDICT_WORDS: Mapping[str, str] = {
     "a_better": "lower",
@@ -34,6 +35,11 @@ def build_report(study_directory: Path) -> Path:
         study_directory / "report.html",
         "comparison.html.j2",
         {
+            "named": data.comparison.get("named", []),
+            "again": data.comparison.get("again", []),
+            "matched": data.study.get("matched_steps", []),
+            "terms": TERMS,
+            "budgets": any(cell.budget for cell in data.cells),
             "title": f"{data.comparison['name']}: comparison",
             "directory": study_directory.name,
             "study": data.study,
@@ -65,6 +71,8 @@ def _figures(data: StudyData) -> dict[str, list[charts.Chart]]:
         difference_charts.rule_chart(data),
     )
     control = difference_charts.control_chart(data)
+    named = difference_charts.named_chart(data)
+    spending = spending_frontier.flops_chart(data)
     outcomes = [detail_charts.outcome_chart(data)]
     if any(cell.summary["outcomes"][name] for cell in data.cells for name in ("stuck", "diverged")):
         outcomes.append(difference_charts.final_loss_chart(data, trained_only=True))
@@ -72,6 +80,8 @@ def _figures(data: StudyData) -> dict[str, list[charts.Chart]]:
         "curves": curve_charts.loss_curve_charts(data),
         "differences": [chart for chart in differences if chart],
         "control": [control] if control else [],
+        "named": [named] if named else [],
+        "spending": [spending] if spending else [],
         "outcomes": outcomes,
         "visits": detail_charts.visit_charts(data),
         "tuning": detail_charts.tuning_charts(data),
@@ -87,7 +97,7 @@ def _main_row(data: StudyData, cell: CellData) -> dict[str, Any]:
     """A cell with the two differences that are asked of it."""
     found: dict[str, Any] = {"looping": None, "rule": None}
     for pair in data.comparison["pairs"]:
-        if (pair["a"]["arm"], pair["a"]["rounds"]) == (cell.arm, cell.rounds):
+        if (pair["a"]["arm"], pair["a"]["rounds"], pair["a"].get("budget")) == (cell.arm, cell.rounds, cell.budget):
             found[pair["question"]] = pair
     return {
         "cell": cell.summary,

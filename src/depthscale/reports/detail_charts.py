@@ -56,7 +56,7 @@ _VISIT_MEASURES: dict[str, tuple[str, str, str, int, bool, str]] = {
 def outcome_chart(data: StudyData) -> Chart:
     """How many runs of each cell finished, stuck, diverged or are missing."""
     cells = data.by_rounds
-    labels = [f"{cell.arm}, R = {cell.rounds}" for cell in cells]
+    labels = [cell.label for cell in cells]
     with drawing_settings():
         figure, axes = new_axes(height=1.2 + 0.3 * len(cells))
         left = [0] * len(cells)

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from depthscale.reports.charts import BAND, GRID, INK, Chart, drawing_settings, legend_below, new_axes, render, style_of
 from depthscale.reports.study_data import StudyData
+from depthscale.studies.named_comparisons import TERMS
 from depthscale.studies.words import nats
 
 
@@ -22,7 +23,7 @@ def final_loss_chart(data: StudyData, trained_only: bool = False) -> Chart:
         for index, arm in enumerate(data.arms):
             style = style_of(index)
             shift = min(0.07, 0.4 / len(data.arms)) * (index - (len(data.arms) - 1) / 2)
-            cells = sorted((cell for cell in data.cells if cell.arm == arm), key=lambda cell: cell.rounds)
+            cells = sorted((cell for cell in data.longest if cell.arm == arm), key=lambda cell: cell.rounds)
             means = []
             for cell in cells:
                 position = math.log2(cell.rounds) + shift
@@ -47,14 +48,16 @@ def final_loss_chart(data: StudyData, trained_only: bool = False) -> Chart:
         svg = render(figure)
     listed = "; ".join(
         f"{cell.arm} at R = {cell.rounds}: {cell.summary[summary_key]['mean']:.3f}"
-        for cell in data.cells
+        for cell in data.longest
         if cell.summary[summary_key]["mean"] is not None
     )
+    many = len(data.longest) < len(data.cells)
     over = "finished runs only" if trained_only else "all runs, hollow where one was stuck or diverged"
     return Chart(
         "final-loss-trained" if trained_only else "final-loss",
         "Final loss of the runs that train" if trained_only else "Final loss against rounds",
-        f"Large marks are means, small ones single runs ({over}). Arms are set apart sideways for legibility. More"
+        f"{'Runs of the largest budget. ' if many else ''}Large marks are means, small ones single runs ({over})."
+        " Arms are set apart sideways for legibility. More"
         " rounds cost more FLOPs: nothing here is at equal FLOPs.",
         f"Mean final loss in nats per token. {listed}.",
         svg,
@@ -66,7 +69,7 @@ def final_loss_chart(data: StudyData, trained_only: bool = False) -> Chart:
 def looping_chart(data: StudyData) -> Chart | None:
     """Each arm looped against itself unlooped."""
     pairs = [pair for pair in data.comparison["pairs"] if pair["question"] == "looping"]
-    labels = [f"{pair['a']['arm']}, R = {pair['a']['rounds']}" for pair in pairs]
+    labels = [_cell_name(pair["a"]) for pair in pairs]
     return _forest(
         data,
         "difference-looping",
@@ -80,7 +83,7 @@ def looping_chart(data: StudyData) -> Chart | None:
 def rule_chart(data: StudyData) -> Chart | None:
     """Each arm against the baseline at the same R."""
     pairs = [pair for pair in data.comparison["pairs"] if pair["question"] == "rule"]
-    labels = [f"{pair['a']['arm']}, R = {pair['a']['rounds']}" for pair in pairs]
+    labels = [_cell_name(pair["a"]) for pair in pairs]
     return _forest(
         data,
         "difference-rule",
@@ -100,11 +103,32 @@ def control_chart(data: StudyData) -> Chart | None:
         "control",
         f"Control at R = 1, against {data.comparison['baseline']}",
         controls,
-        [control["a"]["arm"] for control in controls],
+        [control["a"]["arm"] + _budget(control["a"]) for control in controls],
         f"Intervals of the two one-sided tests. Equivalent means that the whole interval lies inside the"
         f" dashed margin of ±{nats(margin)} nats.",
         margin=margin,
     )
+
+
+def named_chart(data: StudyData) -> Chart | None:
+    """The comparisons that the study named beforehand."""
+    named = data.comparison.get("named", [])
+    return _forest(
+        data,
+        "difference-named",
+        "On equal terms",
+        named,
+        [f"{TERMS[entry['question']]}: {_cell_name(entry['a'])}\nagainst {_cell_name(entry['b'])}" for entry in named],
+        "The first side minus the second, on the same seeds and token order, each run at the end of its own schedule.",
+    )
+
+
+def _cell_name(names: Mapping[str, Any]) -> str:
+    return f"{names['arm']}, R = {names['rounds']}{_budget(names)}"
+
+
+def _budget(names: Mapping[str, Any]) -> str:
+    return f", {names['budget']:,} steps" if names.get("budget") else ""
 
 
 def _forest(

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from depthscale.reports.charts import Chart
 from depthscale.runs.files import atomic_write_text
 from depthscale.studies.paired import PairedInterval
-from depthscale.studies.words import MINUS, decimals_for, nats
+from depthscale.studies.words import MINUS, decimals_for, nats, ratio_words
 
 UNKNOWN = "\N{EM DASH}"
 
@@ -76,6 +76,17 @@ def percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
+def times(sides: tuple[float | None, float | None]) -> str:
+    """What the first side spends beside the second.
+
+    Example:
+        >>> times((300, 200)), times((200, 200)), times((None, 2))
+        ('× 1.50', 'equal', '—')
+    """
+    a, b = sides
+    return ratio_words(a, b) if a and b else UNKNOWN
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as people say them.
 
@@ -117,6 +128,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "scaled": scaled,
         "percent": percent,
         "duration": duration,
+        "times": times,
         "difference": difference,
         "toml": toml,
     }

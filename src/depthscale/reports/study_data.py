@@ -39,6 +39,17 @@ class CellData:
         """R."""
         return int(self.summary["rounds"])
 
+    @property
+    def budget(self) -> int | None:
+        """Steps of the base run at this budget; None where the study has one."""
+        budget = self.summary.get("budget")
+        return None if budget is None else int(budget)
+
+    @property
+    def label(self) -> str:
+        """Such as "deeploop, R = 4"."""
+        return f"{self.arm}, R = {self.rounds}" + (f", {self.budget:,} steps" if self.budget else "")
+
 
 @dataclass(frozen=True)
 class StudyData:
@@ -69,12 +80,18 @@ class StudyData:
 
     @property
     def by_rounds(self) -> list[CellData]:
-        """The cells as tables list them: by R, the baseline first."""
-        return [cell for rounds in self.rounds for cell in self.at(rounds)]
+        """The cells as tables list them: by R, the baseline first, each budget."""
+        return sorted(self.cells, key=lambda c: (c.rounds, self.arms.index(c.arm), c.budget or 0))
+
+    @property
+    def longest(self) -> list[CellData]:
+        """The cells at the largest budget, which are all where there is one."""
+        budget = max((cell.budget for cell in self.cells if cell.budget), default=None)
+        return [cell for cell in self.cells if cell.budget == budget]
 
     def at(self, rounds: int) -> list[CellData]:
-        """The cells at that R, the baseline first."""
-        return sorted((cell for cell in self.cells if cell.rounds == rounds), key=lambda c: self.arms.index(c.arm))
+        """The cells at that R and the largest budget, the baseline first."""
+        return sorted((cell for cell in self.longest if cell.rounds == rounds), key=lambda c: self.arms.index(c.arm))
 
 
 def read_study_data(study_directory: Path) -> StudyData:

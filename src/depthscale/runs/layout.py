@@ -8,6 +8,8 @@ METRICS_FILE = "metrics.jsonl"
 CHECKPOINT = "checkpoint"
 #: Optimizer state and weights of an unfinished run; gone when it finishes.
 TRAINING_STATE = "training_state"
+#: Training states kept where other runs may branch off.
+BRANCH_POINTS = "branch_points"
 #: TensorBoard's event files, where they are asked for.
 TENSORBOARD = "tensorboard"
 #: Held while a run trains, so that no second process writes into its directory.

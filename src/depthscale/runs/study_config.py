@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from depthscale.errors import ConfigError
+from depthscale.runs.comparison_config import CellKey, CellName, ComparisonConfig, MatchConfig
 from depthscale.runs.config import ConfigPart, DataConfig, RunConfig
 from depthscale.runs.config_file import merge, validate
 
@@ -15,12 +16,27 @@ Seed = Annotated[int, Field(ge=0)]
 
 
 class ArmConfig(ConfigPart):
-    """One arm: a name and whatever it changes in the base run's ``plan``, ``model`` and ``train``."""
+    """One arm, a whole model: a name and whatever it changes in the base run's ``plan``, ``model`` and ``train``.
+
+    Attributes:
+        rounds: R of this arm's cells; default the study's.
+        match: its steps are those that spend as much as another cell; such an arm has one number of rounds.
+        weight_seed_shift: added to the seed of the initial weights, not to that of the data order. An arm that
+            differs from another in nothing else is an A/A arm: both differ only by chance, and must not be told apart.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.]+$")
     plan: dict[str, Any] = Field(default_factory=dict)
     model: dict[str, Any] = Field(default_factory=dict)
     train: dict[str, Any] = Field(default_factory=dict)
+    rounds: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
+    match: MatchConfig | None = None
+    weight_seed_shift: int = Field(default=0, ge=0)
+
+    @property
+    def waits_for_match(self) -> bool:
+        """Whether its steps are still to be computed."""
+        return self.match is not None and "steps" not in self.train
 
 
 class CellRate(ConfigPart):
@@ -29,6 +45,7 @@ class CellRate(ConfigPart):
     arm: str
     rounds: PositiveInt
     lr: PositiveFloat
+    weight_decay: NonNegativeFloat | None = None
     source: str
     at_edge: bool = False
 
@@ -38,13 +55,18 @@ class TuningConfig(ConfigPart):
 
     Attributes:
         seeds: seeds of the tuning runs; they must not be seeds of the study.
-        grid: learning rates; a best rate at the edge extends the grid by its own ratio.
-        max_extensions: how often a grid may be extended before the edge is reported instead.
+        grid: learning rates; a best rate at either edge extends the grid by its own ratio.
+        weight_decays: tried at the best rate, if given; extended at either edge like the rates (0 is an end, no edge).
+        max_extensions: how often a grid may be extended before the edge is reported instead. Where one cell's grid is
+            extended, every other cell gets as many more runs, beside its best: all cells are tuned with equal effort.
+        budget: which of the study's budgets rates are chosen at; default the largest.
     """
 
     seeds: tuple[Seed, ...] = Field(min_length=1)
     grid: tuple[PositiveFloat, ...] = Field(min_length=2)
+    weight_decays: tuple[NonNegativeFloat, ...] = ()
     max_extensions: int = Field(default=3, ge=0)
+    budget: PositiveInt | None = None
 
 
 class StudyConfig(ConfigPart):
@@ -53,9 +75,12 @@ class StudyConfig(ConfigPart):
     Attributes:
         arms: at least one; an arm's tables are laid over the base run's.
         baseline: the arm that the others are paired with.
-        rounds: R of the cells; every arm runs at each.
+        rounds: R of the cells; every arm runs at each, unless it names its own.
         seeds: seeds of the reported runs; all arms share them, and so share the order of the data.
+        budgets: several lengths of training, in steps of the base run; default only ``train.steps``. Under the ``wsd``
+            schedule the shorter ones are decay branches of the longest run.
         rates: chosen learning rate per cell; a cell that is absent keeps the base run's ``train.lr``.
+        comparisons: named before the study runs, each on its own terms.
         equivalence_margin: nats within which two arms count as equal.
         confidence: level of every interval.
         tasks: downstream tasks that every finished run is asked, such as ``local``; none unless given.
@@ -66,8 +91,10 @@ class StudyConfig(ConfigPart):
     baseline: str
     rounds: tuple[PositiveInt, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
+    budgets: tuple[PositiveInt, ...] = ()
     rates: tuple[CellRate, ...] = ()
     tuning: TuningConfig | None = None
+    comparisons: tuple[ComparisonConfig, ...] = ()
     equivalence_margin: PositiveFloat = 0.02
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     tasks: tuple[str, ...] | None = None
@@ -75,7 +102,10 @@ class StudyConfig(ConfigPart):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [arm.name for arm in self.arms]
-        distinct: dict[str, Sequence[object]] = {"arms": names, "rounds": self.rounds, "seeds": self.seeds}
+        distinct: dict[str, Sequence[object]] = {
+            "arms": names, "rounds": self.rounds, "seeds": self.seeds, "budgets": self.budgets,
+        }  # fmt: skip
+        distinct |= {f"rounds of arm '{arm.name}'": arm.rounds for arm in self.arms if arm.rounds}
         if self.tuning:
             distinct |= {"tuning.grid": self.tuning.grid, "tuning.seeds": self.tuning.seeds}
         for label, values in distinct.items():
@@ -84,17 +114,46 @@ class StudyConfig(ConfigPart):
         if self.baseline not in names:
             raise ValueError(f"baseline '{self.baseline}' is not among the arms {names}")
         for rate in self.rates:
-            if rate.arm not in names:
-                raise ValueError(f"a rate is given for arm '{rate.arm}', which is not among {names}")
-            if rate.rounds not in self.rounds:
-                raise ValueError(f"a rate is given for {rate.rounds} rounds, which are not among {list(self.rounds)}")
+            self._require_cell("a rate is given for", rate.arm, rate.rounds)
+        for arm in self.arms:
+            if arm.match:
+                self._require_cell(f"arm '{arm.name}' matches", arm.match.arm, arm.match.rounds)
+                if self.arm(arm.match.arm).match:
+                    raise ValueError(f"arm '{arm.name}' matches '{arm.match.arm}', which itself matches another arm")
+                if len(arm.rounds or self.rounds) != 1:
+                    raise ValueError(f"arm '{arm.name}' matches a cell and so needs rounds of its own, exactly one")
+        for comparison in self.comparisons:
+            for cell in (*comparison.a, *comparison.b):
+                self._require_cell(f"a comparison of {comparison.terms} names", cell.arm, cell.rounds)
         if self.tuning and set(self.tuning.seeds) & set(self.seeds):
             raise ValueError(f"tuning seeds {list(self.tuning.seeds)} overlap the study's {list(self.seeds)}")
+        if self.tuning and self.tuning.budget and self.tuning.budget not in self.budgets:
+            raise ValueError(f"tuning.budget {self.tuning.budget} is not among study.budgets {list(self.budgets)}")
         return self
+
+    def _require_cell(self, what: str, arm: str, rounds: int) -> None:
+        names = [known.name for known in self.arms]
+        if arm not in names:
+            raise ValueError(f"{what} arm '{arm}', which is not among {names}")
+        if rounds not in (own := self.rounds_of(arm)):
+            raise ValueError(f"{what} {rounds} rounds of arm '{arm}', which are not among {list(own)}")
 
     def arm(self, name: str) -> ArmConfig:
         """The arm of that name."""
         return next(arm for arm in self.arms if arm.name == name)
+
+    def rounds_of(self, arm: str) -> tuple[int, ...]:
+        """R of the cells of one arm."""
+        return self.arm(arm).rounds or self.rounds
+
+    def cells(self) -> list[CellKey]:
+        """Every cell, in the study's order."""
+        return [
+            CellKey(arm.name, rounds, budget)
+            for arm in self.arms
+            for rounds in self.rounds_of(arm.name)
+            for budget in self.budgets or (None,)
+        ]
 
 
 class StudyFile(ConfigPart):
@@ -108,12 +167,11 @@ class StudyFile(ConfigPart):
 
     @model_validator(mode="after")
     def _every_cell_is_a_run(self) -> Self:
-        for arm in self.study.arms:
-            for rounds in self.study.rounds:
-                try:
-                    self.run_config(arm.name, rounds, seed=self.study.seeds[0])
-                except ConfigError as error:
-                    raise ValueError(str(error)) from error
+        for cell in self.study.cells():
+            try:
+                self.cell_config(cell, seed=self.study.seeds[0])
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
         return self
 
     def data_config(self) -> DataConfig:
@@ -125,19 +183,57 @@ class StudyFile(ConfigPart):
         return next((r for r in self.study.rates if (r.arm, r.rounds) == (arm, rounds)), None)
 
     def run_config(self, arm: str, rounds: int, seed: int, lr: float | None = None) -> RunConfig:
+        """:meth:`cell_config` of a study with one budget."""
+        return self.cell_config(CellKey(arm, rounds), seed, lr)
+
+    def cell_config(
+        self, cell: CellKey, seed: int, lr: float | None = None, weight_decay: float | None = None
+    ) -> RunConfig:
         """The resolved configuration of one run.
 
         The seed sets both the initial weights and the order of the rows, so that runs of two arms with one seed
-        are a pair. The learning rate is ``lr``, else the cell's chosen rate, else the arm's or base run's own.
+        are a pair. Learning rate and weight decay are those given, else the cell's chosen ones, else the arm's or the
+        base run's own. At one of several budgets an arm's steps shrink or grow as the base run's do.
+
+        Raises:
+            ConfigError: the tables make no run, such as one whose steps do not reach beyond its warm-up.
         """
+        chosen = self.cell_rate(cell.arm, cell.rounds)
+        arm = self.study.arm(cell.arm)
+        optimizer = {
+            "lr": lr if lr is not None or chosen is None else chosen.lr,
+            "weight_decay": weight_decay if weight_decay is not None or chosen is None else chosen.weight_decay,
+        }
         tables: dict[str, Any] = {}
         for patch in (
             {"plan": self.plan, "model": self.model, "data": self.data, "train": self.train},
-            {part: getattr(self.study.arm(arm), part) for part in ("plan", "model", "train")},
-            {"plan": {"rounds": rounds}, "train": {"seed": seed, "data_seed": seed}},
+            {part: getattr(arm, part) for part in ("plan", "model", "train")},
+            {"plan": {"rounds": cell.rounds}, "train": {"seed": seed + arm.weight_seed_shift, "data_seed": seed}},
+            {"train": {name: value for name, value in optimizer.items() if value is not None}},
         ):
             merge(tables, patch)
-        chosen = self.cell_rate(arm, rounds)
-        if lr is not None or chosen is not None:
-            merge(tables, {"train": {"lr": lr if lr is not None else chosen.lr if chosen else None}})
-        return validate(RunConfig, tables, f"arm '{arm}' at {rounds} rounds")
+        if cell.budget is not None and "steps" in self.train:
+            tables["train"]["steps"] = round(tables["train"]["steps"] * cell.budget / self.train["steps"])
+        where = f"arm '{cell.arm}' at {cell.rounds} rounds" + (f", budget {cell.budget}" if cell.budget else "")
+        config = validate(RunConfig, tables, where)
+        train = config.train
+        if cell.budget and train.schedule == "wsd" and train.stable_until < train.warmup_steps:
+            raise ConfigError(
+                f"{where}: its decay would begin at step {train.stable_until}, within the warm-up of"
+                f" {train.warmup_steps}; raise the budget, or shorten train.warmup_steps"
+            )
+        return config
+
+
+__all__ = [
+    "ArmConfig",
+    "CellKey",
+    "CellName",
+    "CellRate",
+    "ComparisonConfig",
+    "MatchConfig",
+    "Seed",
+    "StudyConfig",
+    "StudyFile",
+    "TuningConfig",
+]

@@ -19,15 +19,17 @@ def cell_summary(study: Study, cell: StudyCell) -> dict[str, Any]:
     tokens = planned_tokens(cell)
     budget = runs[0].training["budget"] if runs else {}
     epoch_tokens = _over(runs[0].training["tokens"], runs[0].training["data"]["epochs"]) if runs else None
+    epochs = _over(tokens, epoch_tokens)
     return {
-        "arm": cell.arm,
-        "rounds": cell.rounds,
+        **cell.names,
+        "added_later": cell.added_later,
         "lr": cell.lr,
         "lr_source": cell.lr_source,
         "outcomes": outcomes(study, [cell]),
         "runs": [
             {
                 "seed": run.seed,
+                "added_later": cell.added_later or run.seed in study.seeds_added_later,
                 "outcome": run.outcome,
                 "loss_nats": run.loss_nats,
                 "imputed": run.imputed,
@@ -43,16 +45,32 @@ def cell_summary(study: Study, cell: StudyCell) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_parameter": _over(tokens, budget.get("parameters")),
         "tokens_per_parameter_non_embedding": _over(tokens, budget.get("parameters_non_embedding")),
-        "epochs": _over(tokens, epoch_tokens),
+        "epochs": epochs,
+        "data_seen": None if epochs is None else "fresh" if epochs <= 1 else "repeated",
         "parameters": budget.get("parameters"),
-        "training_flops": _training_flops(cell),
-        "flops_ratio_to_r1": flops_ratio(cell, study.cell(cell.arm, 1)),
+        "training_flops": training_flops(cell),
+        "flops_ratio_to_r1": flops_ratio(cell, study.cell(cell.arm, 1, cell.budget)),
         "head_share": budget.get("head_share"),
-        "wall_seconds": statistics.fmean(run.training["wall_seconds"] for run in runs) if runs else None,
+        "wall_seconds": wall_seconds(cell),
         "peak_memory_bytes": max(
             (run.training["peak_memory_bytes"] for run in runs if run.training["peak_memory_bytes"]), default=None
         ),
     }
+
+
+def regime(study: Study) -> list[str]:
+    """At how many tokens per parameter a study's baseline was trained, and whether its data repeat."""
+    sentences = []
+    for cell in study.cells:
+        if cell.arm != study.file.study.baseline or not cell.runs:
+            continue
+        summary = cell_summary(study, cell)
+        ratio, epochs = summary["tokens_per_parameter"], summary["epochs"]
+        if ratio is not None and epochs is not None:
+            sentences.append(
+                f"{cell.label}: {ratio:.1f} tokens per parameter, {epochs:.2f} epochs of {summary['data_seen']} data."
+            )
+    return sentences
 
 
 def _mean_and_spread(losses: Sequence[float]) -> dict[str, Any]:
@@ -79,8 +97,8 @@ def planned_tokens(cell: StudyCell) -> int | None:
     return max((run.planned_tokens for run in cell.runs.values()), default=0) or None
 
 
-def _training_flops(cell: StudyCell) -> float | None:
-    """FLOPs of one whole planned run, so that one that diverged early does not look cheap."""
+def training_flops(cell: StudyCell) -> float | None:
+    """Training FLOPs of one whole planned run, so that one that diverged early does not look cheap."""
     tokens = planned_tokens(cell)
     if tokens is None:
         return None
@@ -88,9 +106,14 @@ def _training_flops(cell: StudyCell) -> float | None:
     return per_token * tokens
 
 
+def wall_seconds(cell: StudyCell) -> float | None:
+    """Mean seconds of training of the cell's runs."""
+    return statistics.fmean(run.training["wall_seconds"] for run in cell.runs.values()) if cell.runs else None
+
+
 def flops_ratio(cell: StudyCell, reference: StudyCell | None) -> float | None:
     """Training FLOPs of a run of ``cell`` over those of a run of ``reference``."""
-    return _over(_training_flops(cell), _training_flops(reference) if reference else None)
+    return _over(training_flops(cell), training_flops(reference) if reference else None)
 
 
 def _over(value: float | None, base: float | None) -> float | None:

@@ -8,23 +8,17 @@ at R = 1 with the study's margin. (They need not: an arm may change the norm's p
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from depthscale.runs.results import write_result
 from depthscale.studies import words
-from depthscale.studies.cell_summary import cell_summary, flops_ratio, outcomes, planned_tokens
+from depthscale.studies.cell_summary import cell_summary, regime
 from depthscale.studies.comparison_warnings import comparison_warnings
-from depthscale.studies.paired import (
-    MIN_PAIRS_FOR_VERDICT,
-    direction_verdict,
-    equivalence_test,
-    paired_interval,
-    smallest_detectable_difference,
-)
+from depthscale.studies.differences import equivalence, paired_difference
+from depthscale.studies.named_comparisons import again_tests, named_comparisons
+from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
 from depthscale.studies.study_runs import REPORT_SPLIT, Study, StudyCell, read_study
 from depthscale.studies.task_comparison import compare_tasks
 
@@ -57,9 +51,10 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
     controls = [
         _control(study, cell, baseline)
         for cell in study.cells
-        if cell.rounds == 1 and cell.arm != options.baseline
-        if (baseline := study.cell(options.baseline, 1)) is not None
+        if cell.rounds == 1 and cell.arm != options.baseline and _is_plain(study, cell)
+        if (baseline := study.cell(options.baseline, 1, cell.budget)) is not None
     ]
+    named, again = named_comparisons(study), again_tests(study)
     return {
         "name": study.document["name"],
         "baseline": options.baseline,
@@ -70,116 +65,80 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
         "cells": [cell_summary(study, cell) for cell in study.cells],
         "pairs": pairs,
         "controls": controls,
+        "named": named,
+        "again": again,
+        "regime": regime(study),
+        "later_additions": study.document.get("later_additions", []),
         "tasks": compare_tasks(study, questions),
-        "verdict": _verdict(study, pairs, controls),
-        "warnings": comparison_warnings(study, pairs),
+        "verdict": _verdict(study, pairs, controls, named, again),
+        "warnings": comparison_warnings(study, pairs, named),
     }
 
 
 def _questions(study: Study) -> Iterable[tuple[str, StudyCell, StudyCell]]:
     for cell in study.cells:
-        unlooped = study.cell(cell.arm, 1)
+        unlooped = study.cell(cell.arm, 1, cell.budget)
         if cell.rounds > 1 and unlooped is not None:
             yield "looping", cell, unlooped
     for cell in sorted(study.cells, key=lambda cell: cell.rounds):
-        baseline = study.cell(study.file.study.baseline, cell.rounds)
-        if cell.arm != study.file.study.baseline and baseline is not None:
+        baseline = study.cell(study.file.study.baseline, cell.rounds, cell.budget)
+        if cell.arm != study.file.study.baseline and baseline is not None and _is_plain(study, cell):
             yield "rule", cell, baseline
+
+
+def _is_plain(study: Study, cell: StudyCell) -> bool:
+    """Whether the cell is asked what its rule does, beside the baseline at the same R.
+
+    An A/A arm is tested by itself, and a rival of another plan or length, whose rule is not what it is for, answers
+    the comparisons that name it.
+    """
+    arm, base = study.file.study.arm(cell.arm), study.file.study.arm(study.file.study.baseline)
+    rival = arm.match is not None or arm.plan != base.plan or arm.train.get("steps") != base.train.get("steps")
+    sides = [name for comparison in study.file.study.comparisons for name in (*comparison.a, *comparison.b)]
+    return not arm.weight_seed_shift and not (rival and any(name.arm == cell.arm for name in sides))
 
 
 # -- differences ---------------------------------------------------------------------------------------
 
 
-def _differences(a: StudyCell, b: StudyCell, trained_only: bool = False) -> dict[int, float]:
-    """a - b in nats by seed, over the seeds that both have."""
-    return {
-        seed: a.runs[seed].loss_nats - b.runs[seed].loss_nats
-        for seed in a.runs
-        if seed in b.runs
-        if not trained_only or a.runs[seed].outcome == b.runs[seed].outcome == "finished"
-    }
-
-
 def _pair(study: Study, question: str, a: StudyCell, b: StudyCell) -> dict[str, Any]:
-    options = study.file.study
-    by_seed = _differences(a, b)
-    differences = list(by_seed.values())
-    interval = paired_interval(differences, options.confidence)
-    detectable = (
-        smallest_detectable_difference(statistics.stdev(differences), len(differences), options.confidence)
-        if interval
-        else None
-    )
-    reason = None if interval else words.no_interval_reason(len(differences))
-    verdict = direction_verdict(interval)
+    at = f", budget {a.budget:,}" if a.budget else ""
     if question == "looping":
-        subject = f"{a.arm} at R = {a.rounds} against R = {b.rounds}"
+        subject = f"{a.arm} at R = {a.rounds} against R = {b.rounds}{at}"
     else:
-        subject = f"{a.arm} against {b.arm} at R = {a.rounds}"
-    basis = _basis(a, b)
-    trained = paired_interval(list(_differences(a, b, trained_only=True).values()), options.confidence)
-    return {
-        "question": question,
-        "a": {"arm": a.arm, "rounds": a.rounds},
-        "b": {"arm": b.arm, "rounds": b.rounds},
-        "differences": differences,
-        "seeds": list(by_seed),
-        "interval": dataclasses.asdict(interval) if interval else None,
-        "interval_trained": dataclasses.asdict(trained) if trained else None,
-        "reason": reason,
-        "smallest_detectable": detectable,
-        "verdict": verdict,
-        "basis": basis,
-        "untrained": words.untrained_count(outcomes(study, [a, b])),
-        "words": words.pair_words(
-            subject, basis, verdict, interval, detectable, reason, words.untrained_words(outcomes(study, [a, b]))
-        ),
-    }
-
-
-def _basis(a: StudyCell, b: StudyCell) -> str:
-    """On what terms two cells are compared: the tokens, and the FLOPs wherever they differ."""
-    tokens_a, tokens_b = planned_tokens(a), planned_tokens(b)
-    equal = tokens_a == tokens_b
-    tokens = "equal tokens" if equal else f"{tokens_a or 0:,} against {tokens_b or 0:,} tokens"
-    ratio = flops_ratio(a, b)
-    if ratio is None:
-        return tokens
-    if abs(ratio - 1) < 0.005:
-        return "equal tokens and FLOPs" if equal else f"{tokens}, equal FLOPs"
-    return f"{tokens}, {ratio:.2f} times the training FLOPs"
+        subject = f"{a.arm} against {b.arm} at R = {a.rounds}{at}"
+    return paired_difference(study, question, subject, a, b)
 
 
 def _control(study: Study, cell: StudyCell, baseline: StudyCell) -> dict[str, Any]:
-    options = study.file.study
-    differences = list(_differences(cell, baseline).values())
-    test = equivalence_test(differences, options.equivalence_margin, options.confidence)
-    subject = f"{cell.arm} against {baseline.arm} at R = 1"
-    return {
-        "a": {"arm": cell.arm, "rounds": 1},
-        "b": {"arm": baseline.arm, "rounds": 1},
-        "margin": test.margin,
-        "interval": dataclasses.asdict(test.interval) if test.interval else None,
-        "p_value": test.p_value,
-        "verdict": test.verdict,
-        "untrained": words.untrained_count(outcomes(study, [cell, baseline])),
-        "words": words.control_words(subject, test, len(differences)),
-    }
+    at = f", budget {cell.budget:,}" if cell.budget else ""
+    return equivalence(study, f"{cell.arm} against {baseline.arm} at R = 1{at}", cell, baseline)
 
 
 # -- verdict -------------------------------------------------------------------------------------------
 
 
-def _verdict(study: Study, pairs: Sequence[dict[str, Any]], controls: Sequence[dict[str, Any]]) -> list[str]:
-    sentences = []
-    for rounds in sorted({pair["a"]["rounds"] for pair in pairs if pair["question"] == "looping"}):
-        asked = [p for p in pairs if p["question"] == "looping" and p["a"]["rounds"] == rounds]
-        terms = _common_terms(asked)
-        sentences.append(words.summary(f"Looping, R = {rounds} against R = 1 ({terms})", asked, _labels(asked)))
-    for rounds in sorted({pair["a"]["rounds"] for pair in pairs if pair["question"] == "rule"}):
-        asked = [p for p in pairs if p["question"] == "rule" and p["a"]["rounds"] == rounds]
-        lead = f"Rule at R = {rounds}, against {study.file.study.baseline} ({_common_terms(asked)})"
-        sentences.append(words.summary(lead, asked, _labels(asked)))
+def _verdict(
+    study: Study,
+    pairs: Sequence[dict[str, Any]],
+    controls: Sequence[dict[str, Any]],
+    named: Sequence[dict[str, Any]],
+    again: Sequence[dict[str, Any]],
+) -> list[str]:
+    sentences = [entry["words"] for entry in named]
+    for budget in study.budgets:
+        at = f", budget {budget:,} steps" if budget else ""
+        for question in ("looping", "rule"):
+            here = [p for p in pairs if p["question"] == question and p["a"].get("budget") == budget]
+            for rounds in sorted({pair["a"]["rounds"] for pair in here}):
+                asked = [pair for pair in here if pair["a"]["rounds"] == rounds]
+                lead = (
+                    f"Looping, R = {rounds} against R = 1{at}"
+                    if question == "looping"
+                    else f"Rule at R = {rounds}{at}, against {study.file.study.baseline}"
+                )
+                sentences.append(words.summary(f"{lead} ({_common_terms(asked)})", asked, _labels(asked)))
+    sentences += [f"A/A, {entry['equivalence']['words']}" for entry in again]
     if controls:
         margin = words.nats(study.file.study.equivalence_margin)
         labels = {

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from depthscale.studies.named_comparisons import broken_terms
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
 from depthscale.studies.study_runs import Study, run_name
 from depthscale.studies.words import count
 
 
-def comparison_warnings(study: Study, pairs: Sequence[dict[str, Any]]) -> list[str]:
+def comparison_warnings(
+    study: Study, pairs: Sequence[dict[str, Any]], named: Sequence[dict[str, Any]] = ()
+) -> list[str]:
     """Sentences, most serious first; empty when there is nothing to warn of."""
     return [
+        *_later_additions(study),
+        *_empty_cells(study),
         *_missing_runs(study),
         *_untrained_runs(study),
         *_unequal_tokens(study),
-        *_few_pairs(pairs),
+        *broken_terms(named),
+        *_few_pairs([*pairs, *named]),
         *_edge_rates(study),
         *_other_rates(study),
+        *_untuned_rates(study),
         *_mixed_versions(study),
         *_unplanned_runs(study),
     ]
@@ -26,21 +33,50 @@ def comparison_warnings(study: Study, pairs: Sequence[dict[str, Any]]) -> list[s
 
 def _missing_runs(study: Study) -> Iterable[str]:
     seeds = study.file.study.seeds
-    missing = [run_name(cell.arm, cell.rounds, seed) for cell in study.cells for seed in seeds if seed not in cell.runs]
+    missing = [
+        run_name(cell.arm, cell.rounds, seed, cell.budget)
+        for cell in study.cells
+        for seed in seeds
+        if seed not in cell.runs
+    ]
     if missing:
         shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
         total = len(study.cells) * len(seeds)
         yield f"{len(missing)} of {total} planned runs have no result and are left out: {shown}."
 
 
+def _later_additions(study: Study) -> Iterable[str]:
+    for addition in study.document.get("later_additions", []):
+        cells = [f"{arm} at R = {rounds}" for arm, rounds, *_ in addition.get("cells", [])]
+        what = [f"seeds {addition['seeds']}"] if addition.get("seeds") else []
+        what += [", ".join(cells)] if cells else []
+        what += [count(addition["comparisons"], "comparison")] if addition.get("comparisons") else []
+        yield (
+            f"Added on {addition['time'][:10]}, when {count(addition['results_before'], 'run')} had a result:"
+            f" {'; '.join(what)}."
+        )
+
+
+def _empty_cells(study: Study) -> Iterable[str]:
+    empty = [cell.label for cell in study.cells if not cell.runs]
+    if empty:
+        yield f"No run of a cell has a result, so nothing is said of it: {', '.join(empty)}."
+
+
 def _unequal_tokens(study: Study) -> Iterable[str]:
-    budgets: dict[int, list[str]] = {}
-    for cell in study.cells:
-        for tokens in {run.planned_tokens for run in cell.runs.values() if run.planned_tokens}:
-            budgets.setdefault(tokens, []).append(f"{cell.arm} at R = {cell.rounds}")
-    if len(budgets) > 1:
-        listed = "; ".join(f"{tokens:,}: {', '.join(cells)}" for tokens, cells in sorted(budgets.items()))
-        yield f"The runs were planned with different numbers of tokens ({listed})."
+    """Arms that the study itself gives another length are no surprise; any other that differs is."""
+    base = study.file.train.get("steps")
+    for budget in study.budgets:
+        budgets: dict[int, list[str]] = {}
+        for cell in study.cells:
+            arm = study.file.study.arm(cell.arm)
+            if cell.budget != budget or arm.match or arm.train.get("steps", base) != base:
+                continue
+            for tokens in {run.planned_tokens for run in cell.runs.values() if run.planned_tokens}:
+                budgets.setdefault(tokens, []).append(cell.label)
+        if len(budgets) > 1:
+            listed = "; ".join(f"{tokens:,}: {', '.join(cells)}" for tokens, cells in sorted(budgets.items()))
+            yield f"The runs were planned with different numbers of tokens ({listed})."
 
 
 def _few_pairs(pairs: Sequence[dict[str, Any]]) -> Iterable[str]:
@@ -57,6 +93,15 @@ def _edge_rates(study: Study) -> Iterable[str]:
     at_edge = [f"{rate.arm} at R = {rate.rounds}" for rate in study.file.study.rates if rate.at_edge]
     if at_edge:
         yield f"The best learning rate lies at the edge of its grid, so a better one may exist: {', '.join(at_edge)}."
+
+
+def _untuned_rates(study: Study) -> Iterable[str]:
+    untuned = [cell.label for cell in study.cells if cell.lr_source == "base configuration"]
+    if untuned and len({cell.arm for cell in study.cells}) > 1:
+        yield (
+            "No learning rate was chosen for these, so that the base run's may suit some of them better than others:"
+            f" {', '.join(untuned)}."
+        )
 
 
 def _other_rates(study: Study) -> Iterable[str]:
@@ -92,7 +137,8 @@ def _mixed_versions(study: Study) -> Iterable[str]:
 
 
 def _unplanned_runs(study: Study) -> Iterable[str]:
-    planned = {run_name(cell.arm, cell.rounds, seed) for cell in study.cells for seed in study.file.study.seeds}
+    seeds = study.file.study.seeds
+    planned = {run_name(cell.arm, cell.rounds, seed, cell.budget) for cell in study.cells for seed in seeds}
     folder = study.directory / "runs"
     extra = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in planned)
     if extra:

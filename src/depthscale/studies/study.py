@@ -1,31 +1,23 @@
-"""A study from its file to its runs: ``study.json`` first, then the jobs, then nothing but what they wrote."""
+"""A study from its file to its runs: the jobs, then nothing but what they wrote."""
 
 from __future__ import annotations
 
-import datetime
 import importlib.resources
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from depthscale.errors import ConfigError, ResultError, unknown_name
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate, with_overrides, write_toml
-from depthscale.runs.files import atomic_write_text
-from depthscale.runs.layout import CONFIG_FILE, STUDY_FILE
+from depthscale.runs.layout import CONFIG_FILE
 from depthscale.runs.results import read_result
-from depthscale.runs.study_config import CellRate, StudyFile
+from depthscale.runs.study_config import StudyFile
 from depthscale.runs.task_names import distinct_tasks, usual_shots
+from depthscale.studies.budgets import longest_first, planned_run
 from depthscale.studies.engine import Failure, Job, run_jobs
-from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, read_study_document, run_name
-
-STOPPING_RULE = (
-    "Every run of the listed cells and seeds is made once, to its last step or to its divergence. No run is added,"
-    " repeated or left out after results are seen."
-)
+from depthscale.studies.study_runs import run_name
 
 
 def presets() -> dict[str, Path]:
@@ -47,43 +39,23 @@ def read_study_file(source: str, overrides: list[str]) -> StudyFile:
     return validate(StudyFile, with_overrides(read_toml(path), overrides), str(path))
 
 
-def write_study(directory: Path, file: StudyFile) -> dict[str, Any]:
-    """Write ``study.json``, or check that the directory's own says the same.
-
-    Raises:
-        ResultError: the directory belongs to another study.
-    """
-    config = file.model_dump(mode="json", exclude_none=True)
-    if (directory / STUDY_FILE).exists():
-        document = read_study_document(directory)
-        if document["config"] != config:
-            raise ResultError(f"{directory} holds another study; choose another --out, or give that study's settings")
-        return document
-    document = {
-        "kind": "study",
-        "schema_version": STUDY_SCHEMA_VERSION,
-        "name": file.study.name,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "stopping_rule": STOPPING_RULE,
-        "config": config,
-        "cells": [_cell(file, arm.name, rounds) for arm in file.study.arms for rounds in file.study.rounds],
-        "later_additions": [],
-    }
-    atomic_write_text(directory / STUDY_FILE, json.dumps(document, indent=1) + "\n")
-    return document
-
-
 def run_study(directory: Path, file: StudyFile, workers: int, console: Console) -> list[Failure]:
-    """Make every run of the study that is not made yet; return the jobs that failed."""
-    write_study(directory, file)
-    jobs = [
-        training_job(directory / "runs" / run_name(arm.name, rounds, seed), file.run_config(arm.name, rounds, seed))
-        # Seed by seed, so that an early look at a half-made study already holds whole pairs.
-        for seed in file.study.seeds
-        for rounds in file.study.rounds
-        for arm in file.study.arms
-    ]
-    failed = run_jobs(jobs, workers, console, file.study.name)
+    """Make every run of the study that is not made yet; return the jobs that failed.
+
+    ``study.json`` stands before the first of them, see :func:`depthscale.studies.study_document.write_study`.
+    """
+    jobs, failed = [], []
+    for cells in longest_first(file, file.study.cells()):
+        group = [
+            training_job(
+                directory / "runs" / run_name(cell.arm, cell.rounds, seed, cell.budget), planned_run(file, cell, seed)
+            )
+            # Seed by seed, so that an early look at a half-made study already holds whole pairs.
+            for seed in file.study.seeds
+            for cell in cells
+        ]
+        failed += run_jobs(group, workers, console, file.study.name)
+        jobs += group
     if file.study.tasks:
         trained = [job.directory for job in jobs if job.done]
         asked = [task_job(run_directory, file.study.tasks) for run_directory in trained]
@@ -124,9 +96,3 @@ def _asked_just_so(job: Job, tasks: Sequence[str]) -> bool:
     except (ResultError, LookupError, TypeError):
         # Damaged: it is written anew.
         return False
-
-
-def _cell(file: StudyFile, arm: str, rounds: int) -> dict[str, Any]:
-    chosen: CellRate | None = file.cell_rate(arm, rounds)
-    lr = file.run_config(arm, rounds, seed=file.study.seeds[0]).train.lr
-    return {"arm": arm, "rounds": rounds, "lr": lr, "lr_source": chosen.source if chosen else "base configuration"}

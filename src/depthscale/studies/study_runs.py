@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from depthscale.errors import ResultError
+from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config_file import validate
 from depthscale.runs.layout import METRICS_FILE, STUDY_FILE
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result, result_path
 from depthscale.runs.study_config import StudyFile
 
-STUDY_SCHEMA_VERSION = 1
+#: Version 2 has budgets, matched steps and arms with rounds of their own; version 1 is read as it is.
+STUDY_SCHEMA_VERSION = 2
 
 #: The split that results are reported on; learning rates are chosen on another.
 REPORT_SPLIT = "report"
-
-CellKey = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,44 @@ class StudyRun:
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One arm at one number of rounds: its rate, and its runs by seed."""
+    """One arm at one number of rounds, and one budget where there are several: its rate, and its runs by seed.
 
-    arm: str
-    rounds: int
+    Attributes:
+        added_later: the cell is no part of the study as it was first planned.
+        weight_seed_shift: what its runs' seed of initial weights is ahead of the seed of the data order.
+    """
+
+    key: CellKey
     lr: float
     lr_source: str
     runs: dict[int, StudyRun]
+    added_later: bool = False
+    weight_seed_shift: int = 0
 
     @property
-    def key(self) -> CellKey:
-        """(arm, rounds)."""
-        return self.arm, self.rounds
+    def arm(self) -> str:
+        """Name of the arm."""
+        return self.key.arm
+
+    @property
+    def rounds(self) -> int:
+        """R."""
+        return self.key.rounds
+
+    @property
+    def budget(self) -> int | None:
+        """Steps of the base run at this budget; None where the study has one."""
+        return self.key.budget
+
+    @property
+    def label(self) -> str:
+        """Such as "deeploop at R = 4"."""
+        return f"{self.arm} at R = {self.rounds}" + (f", budget {self.budget:,}" if self.budget else "")
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What tells the cell in a result file."""
+        return {"arm": self.arm, "rounds": self.rounds} | ({"budget": self.budget} if self.budget else {})
 
 
 @dataclass(frozen=True)
@@ -86,9 +112,19 @@ class Study:
     file: StudyFile
     cells: tuple[StudyCell, ...]
 
-    def cell(self, arm: str, rounds: int) -> StudyCell | None:
-        """The cell of that arm and number of rounds, if the study has it."""
-        return next((cell for cell in self.cells if cell.key == (arm, rounds)), None)
+    def cell(self, arm: str, rounds: int, budget: int | None = None) -> StudyCell | None:
+        """The cell of that arm, number of rounds and budget, if the study has it."""
+        return next((cell for cell in self.cells if cell.key == (arm, rounds, budget)), None)
+
+    @property
+    def budgets(self) -> tuple[int | None, ...]:
+        """Its budgets in steps of the base run, ascending; None alone where it has one."""
+        return tuple(sorted(self.file.study.budgets)) or (None,)
+
+    @property
+    def seeds_added_later(self) -> list[int]:
+        """Seeds that are no part of the study as it was first planned."""
+        return [seed for addition in self.document.get("later_additions", []) for seed in addition.get("seeds", [])]
 
     def runs(self) -> Iterator[StudyRun]:
         """Every run that has a result, cell by cell."""
@@ -96,9 +132,9 @@ class Study:
             yield from cell.runs.values()
 
 
-def run_name(arm: str, rounds: int, seed: int) -> str:
+def run_name(arm: str, rounds: int, seed: int, budget: int | None = None) -> str:
     """Name of a run's directory inside ``runs/`` of its study."""
-    return f"{arm}-r{rounds}-s{seed}"
+    return f"{arm}-r{rounds}" + (f"-t{budget}" if budget else "") + f"-s{seed}"
 
 
 def read_study_document(directory: Path) -> dict[str, Any]:
@@ -116,10 +152,10 @@ def read_study_document(directory: Path) -> dict[str, Any]:
         raise ResultError(f"{path} is damaged ({error}); run the study again") from error
     if not isinstance(document, dict) or document.get("kind") != "study":
         raise ResultError(f"{path} is not a study; expected an object with kind 'study'")
-    if document.get("schema_version") != STUDY_SCHEMA_VERSION:
+    version = document.get("schema_version")
+    if not isinstance(version, int) or version > STUDY_SCHEMA_VERSION:
         raise ResultError(
-            f"{path} has schema version {document.get('schema_version')!r};"
-            f" this depthscale reads {STUDY_SCHEMA_VERSION}: upgrade"
+            f"{path} has schema version {version!r}; this depthscale reads up to {STUDY_SCHEMA_VERSION}: upgrade"
         )
     missing = [key for key in ("name", "config", "cells") if key not in document]
     if missing:
@@ -136,20 +172,8 @@ def read_study(directory: Path) -> Study:
     """
     document = read_study_document(directory)
     file = validate(StudyFile, document["config"], str(directory / STUDY_FILE))
-    cells = tuple(
-        StudyCell(
-            entry["arm"],
-            entry["rounds"],
-            entry["lr"],
-            entry["lr_source"],
-            {
-                seed: run
-                for seed in file.study.seeds
-                if (run := _read_run(directory, run_name(entry["arm"], entry["rounds"], seed), seed)) is not None
-            },
-        )
-        for entry in document["cells"]
-    )
+    later = {tuple(cell) for addition in document.get("later_additions", []) for cell in addition.get("cells", [])}
+    cells = tuple(_read_cell(directory, file, entry, later) for entry in document["cells"])
     study = Study(directory, document, file, cells)
     if not any(True for _ in study.runs()):
         raise ResultError(f"no run under {directory / 'runs'} has a result yet; run the study first")
@@ -158,15 +182,25 @@ def read_study(directory: Path) -> Study:
     return study
 
 
-def _read_run(study_directory: Path, name: str, seed: int) -> StudyRun | None:
+def _read_cell(directory: Path, file: StudyFile, entry: dict[str, Any], later: set[tuple[Any, ...]]) -> StudyCell:
+    key = CellKey(entry["arm"], entry["rounds"], entry.get("budget"))
+    shift = file.study.arm(key.arm).weight_seed_shift
+    found = {seed: _read_run(directory, run_name(key.arm, key.rounds, seed, key.budget), seed, shift)
+             for seed in file.study.seeds}  # fmt: skip
+    runs = {seed: run for seed, run in found.items() if run is not None}
+    return StudyCell(key, entry["lr"], entry["lr_source"], runs, tuple(key) in later, shift)
+
+
+def _read_run(study_directory: Path, name: str, seed: int, weight_seed_shift: int) -> StudyRun | None:
     directory = study_directory / "runs" / name
     if not result_path(directory, "training").exists():
         return None
     training = read_result(directory, "training")
-    if training["seed"] != seed or training["data_seed"] != seed:
+    if training["seed"] != seed + weight_seed_shift or training["data_seed"] != seed:
+        expected = f"{seed} for both" if not weight_seed_shift else f"{seed + weight_seed_shift} and {seed}"
         raise ResultError(
-            f"{directory} holds seed {training['seed']} and data seed {training['data_seed']}, expected {seed}"
-            " for both; delete the folder and run the study again"
+            f"{directory} holds seed {training['seed']} and data seed {training['data_seed']}, expected {expected};"
+            " delete the folder and run the study again"
         )
     final = training["final"][REPORT_SPLIT]
     loss = final["loss_nats"]

@@ -79,15 +79,15 @@ def compare_tasks(study: Study, questions: Sequence[tuple[str, StudyCell, StudyC
     confidence = study.file.study.confidence
     return {
         "cells": [
-            {"arm": cell.arm, "rounds": cell.rounds, **_measure(key), **_summary(key, scores[cell.key])}
+            {**cell.names, **_measure(key), **_summary(key, scores[cell.key])}
             for cell in study.cells
             for key in scores[cell.key]
         ],
         "pairs": [
             {
                 "question": question,
-                "a": {"arm": a.arm, "rounds": a.rounds},
-                "b": {"arm": b.arm, "rounds": b.rounds},
+                "a": a.names,
+                "b": b.names,
                 **_measure(key),
                 "higher_is_better": found.higher_is_better,
                 **difference,

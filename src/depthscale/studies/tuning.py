@@ -1,25 +1,58 @@
-"""Choose each cell's learning rate: best mean loss on the tuning split, on seeds the study does not use."""
+"""Choose each cell's learning rate, and weight decay if asked: best mean loss on the tuning split, on seeds of its own.
+
+Every cell is tuned with equal effort: where one cell's best value lies at an edge and its grid is extended, every
+other cell gets a run more as well, between its best value and the better of the two beside it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from depthscale.errors import ConfigError, ResultError
+from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.results import read_result, write_result
 from depthscale.runs.study_config import CellRate, StudyFile, TuningConfig
-from depthscale.studies.engine import run_jobs
+from depthscale.studies.engine import Job, run_jobs
 from depthscale.studies.study import training_job
 
 
-def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> list[CellRate]:
-    """Run the tuning grid of every cell, extend grids whose best rate is at an edge, and write ``tuning.json``.
+@dataclass(frozen=True)
+class Point:
+    """One setting that is tried: a rate, and a weight decay where it is not the configuration's own."""
 
-    Each cell gets the same grid; an extension adds the next rate at the grid's own ratio, to that cell alone.
+    lr: float
+    weight_decay: float | None = None
+
+
+@dataclass
+class _Search:
+    """One cell's search along one axis: the values tried so far, ascending, and what each gave."""
+
+    cell: CellKey
+    values: list[float]
+    point: Callable[[float], Point]
+    means: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> float:
+        return best_rate(self.values, [self.means[value] for value in self.values])
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether a better value may lie beyond those tried; nothing lies below 0."""
+        return self.best in (self.values[0], self.values[-1]) and self.best > 0
+
+
+def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> list[CellRate]:
+    """Run the tuning grid of every cell, extend grids whose best value is at an edge, and write ``tuning.json``.
 
     Returns:
         The chosen rate of every cell.
@@ -31,15 +64,17 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
     tuning = file.study.tuning
     if tuning is None:
         raise ConfigError("this study has no [study.tuning] with seeds and grid; add it, or leave out --tune")
-    cells = [(arm.name, rounds) for arm in file.study.arms for rounds in file.study.rounds]
-    grids = {cell: sorted(tuning.grid) for cell in cells}
-    for extension in range(tuning.max_extensions + 1):
-        jobs = [
-            training_job(tuning_directory(directory, *cell, lr, seed), file.run_config(*cell, seed, lr))
-            for cell, grid in grids.items()
-            for lr in grid
-            for seed in tuning.seeds
-        ]
+    # Rates that an earlier call chose have no part in choosing them again.
+    file = file.model_copy(update={"study": file.study.model_copy(update={"rates": ()})})
+    budget = tuning.budget or max(file.study.budgets, default=None)
+    cells = [CellKey(*key, budget) for key in dict.fromkeys((cell.arm, cell.rounds) for cell in file.study.cells())]
+
+    def job(cell: CellKey, point: Point, seed: int) -> Job:
+        config = file.cell_config(cell, seed, point.lr, point.weight_decay)
+        return training_job(tuning_directory(directory, cell.arm, cell.rounds, point, seed), config)
+
+    def run(searches: Sequence[_Search]) -> None:
+        jobs = [job(s.cell, s.point(value), seed) for s in searches for value in s.values for seed in tuning.seeds]
         failed = run_jobs(jobs, workers, console, f"{file.study.name}: tuning")
         if failed:
             first = failed[0]
@@ -47,23 +82,50 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
                 f"{len(failed)} tuning runs failed, {first.job.directory.name} with: {first.reason};"
                 " mend it and give the same command again, finished runs are kept"
             )
-        results = [_cell_result(directory, tuning, *cell, grid) for cell, grid in grids.items()]
-        write_result(directory, "tuning", {"name": file.study.name, "seeds": list(tuning.seeds), "cells": results})
-        at_edge = [(cell, r) for cell, r in zip(cells, results, strict=True) if r["at_edge"]]
-        if not at_edge or extension == tuning.max_extensions:
-            break
-        for cell, result in at_edge:
-            grids[cell] = extended(grids[cell], result["best_lr"])
+        for search in searches:
+            search.means = {
+                value: _mean([p["loss_nats"] for p in _points(directory, tuning, search.cell, search.point(value))
+                              if p["outcome"] != "diverged"], len(tuning.seeds))
+                for value in search.values
+            }  # fmt: skip
+
+    rates = [_Search(cell, sorted(tuning.grid), Point) for cell in cells]
+    _search(rates, tuning.max_extensions, run)
+    decays: list[_Search] = []
+    if tuning.weight_decays:
+        decays = [_Search(s.cell, sorted(tuning.weight_decays), partial(Point, s.best)) for s in rates]
+        _search(decays, tuning.max_extensions, run)
+    results = [
+        _cell_result(directory, tuning, rate, decays[index] if decays else None) for index, rate in enumerate(rates)
+    ]
+    about = {"name": file.study.name, "seeds": list(tuning.seeds), "budget": budget}
+    write_result(directory, "tuning", {**about, "cells": results})
     return [
         CellRate(
             arm=r["arm"],
             rounds=r["rounds"],
             lr=r["best_lr"],
+            weight_decay=r["best_weight_decay"],
             source=f"tuning on seeds {list(tuning.seeds)}",
             at_edge=r["at_edge"],
         )
         for r in results
     ]
+
+
+def _search(searches: Sequence[_Search], max_extensions: int, run: Callable[[Sequence[_Search]], None]) -> None:
+    """Run all values; as long as a best one is at an edge, extend there and look closer everywhere else."""
+    run(searches)
+    for _ in range(max_extensions):
+        if not any(search.at_edge for search in searches):
+            return
+        for search in searches:
+            search.values = (
+                extended(search.values, search.best)
+                if search.at_edge
+                else refined(search.values, search.best, [search.means[value] for value in search.values])
+            )
+        run(searches)
 
 
 def extended(grid: Sequence[float], best: float) -> list[float]:
@@ -74,8 +136,22 @@ def extended(grid: Sequence[float], best: float) -> list[float]:
         ([1.0, 2.0, 4.0, 8.0], [0.5, 1.0, 2.0, 4.0])
     """
     if best == grid[-1]:
-        return [*grid, grid[-1] ** 2 / grid[-2]]
+        return [*grid, grid[-1] ** 2 / grid[-2] if grid[-2] else 2 * grid[-1]]
     return [grid[0] ** 2 / grid[1], *grid]
+
+
+def refined(grid: Sequence[float], best: float, mean_losses: Sequence[float]) -> list[float]:
+    """The grid with one more value between ``best`` and the better value beside it: their geometric mean.
+
+    Example:
+        >>> refined([1.0, 4.0, 16.0], best=4.0, mean_losses=[3.0, 2.0, 2.5])
+        [1.0, 4.0, 8.0, 16.0]
+    """
+    at = list(grid).index(best)
+    beside = [index for index in (at - 1, at + 1) if 0 <= index < len(grid)]
+    nearest = min(beside, key=lambda index: mean_losses[index])
+    low, high = sorted((grid[at], grid[nearest]))
+    return sorted([*grid, math.sqrt(low * high) if low else high / 2])
 
 
 def best_rate(grid: Sequence[float], mean_losses: Sequence[float]) -> float:
@@ -83,28 +159,42 @@ def best_rate(grid: Sequence[float], mean_losses: Sequence[float]) -> float:
     return min(zip(mean_losses, grid, strict=True))[1]
 
 
-def tuning_directory(directory: Path, arm: str, rounds: int, lr: float, seed: int) -> Path:
+def tuning_directory(directory: Path, arm: str, rounds: int, point: Point, seed: int) -> Path:
     """Where one tuning run lies."""
-    return directory / "tuning" / f"{arm}-r{rounds}-lr{lr:.3g}-s{seed}"
+    decay = "" if point.weight_decay is None else f"-wd{point.weight_decay:.3g}"
+    return directory / "tuning" / f"{arm}-r{rounds}-lr{point.lr:.3g}{decay}-s{seed}"
 
 
-def _cell_result(directory: Path, tuning: TuningConfig, arm: str, rounds: int, grid: Sequence[float]) -> dict[str, Any]:
-    points: list[dict[str, Any]] = []
-    means: list[float] = []
-    for lr in grid:
-        losses: list[float] = []
-        for seed in tuning.seeds:
-            result = read_result(tuning_directory(directory, arm, rounds, lr, seed), "training")
-            loss = result["final"]["tuning"]["loss_nats"]
-            # A diverged run has no place among the best, whatever its last loss was.
-            losses.append(math.inf if loss is None or result["outcome"] == "diverged" else loss)
-            points.append({"lr": lr, "seed": seed, "loss_nats": loss, "outcome": result["outcome"]})
-        means.append(sum(losses) / len(losses))
-    best = best_rate(grid, means)
+def _points(directory: Path, tuning: TuningConfig, cell: CellKey, point: Point) -> list[dict[str, Any]]:
+    points = []
+    for seed in tuning.seeds:
+        result = read_result(tuning_directory(directory, cell.arm, cell.rounds, point, seed), "training")
+        loss = result["final"]["tuning"]["loss_nats"]
+        points.append({**dataclasses.asdict(point), "seed": seed, "loss_nats": loss, "outcome": result["outcome"]})
+    return points
+
+
+def _mean(losses: Sequence[float | None], num_runs: int) -> float:
+    """Infinite where a run lost its loss or diverged: it has no place among the best, whatever its last loss was."""
+    known = [loss for loss in losses if loss is not None]
+    return math.inf if len(known) < num_runs else sum(known) / len(known)
+
+
+def _cell_result(directory: Path, tuning: TuningConfig, rates: _Search, decays: _Search | None) -> dict[str, Any]:
+    tried = [point for value in rates.values for point in _points(directory, tuning, rates.cell, Point(value))]
+    tried_decays = (
+        [point for value in decays.values for point in _points(directory, tuning, rates.cell, decays.point(value))]
+        if decays
+        else []
+    )
     return {
-        "arm": arm,
-        "rounds": rounds,
-        "best_lr": best,
-        "at_edge": best in (grid[0], grid[-1]),
-        "points": points,
+        "arm": rates.cell.arm,
+        "rounds": rates.cell.rounds,
+        "best_lr": rates.best,
+        "best_weight_decay": decays.best if decays else None,
+        "best_loss_nats": decays.means[decays.best] if decays else rates.means[rates.best],
+        "at_edge": rates.at_edge or bool(decays and decays.at_edge),
+        "num_runs": len(tried) + len(tried_decays),
+        "points": tried,
+        "weight_decay_points": tried_decays,
     }

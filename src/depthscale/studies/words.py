@@ -55,6 +55,17 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def ratio_words(a: float, b: float) -> str:
+    """How much one side spends beside the other.
+
+    Example:
+        >>> ratio_words(200, 200), ratio_words(300, 200)
+        ('equal', '× 1.50')
+    """
+    ratio = a / b
+    return "equal" if abs(ratio - 1) < 0.005 else f"× {ratio:.2f}" if 0.1 <= ratio < 10 else f"× {ratio:.3g}"
+
+
 def no_interval_reason(num_pairs: int) -> str:
     """Why there is no interval."""
     if num_pairs == 0:

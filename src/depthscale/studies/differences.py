@@ -1,0 +1,96 @@
+"""One paired difference between two cells: seed by seed, its interval, and on what terms it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any
+
+from depthscale.studies import words
+from depthscale.studies.cell_summary import flops_ratio, outcomes, planned_tokens
+from depthscale.studies.paired import (
+    direction_verdict,
+    equivalence_test,
+    paired_interval,
+    smallest_detectable_difference,
+)
+from depthscale.studies.study_runs import Study, StudyCell
+
+
+def differences(a: StudyCell, b: StudyCell, trained_only: bool = False) -> dict[int, float]:
+    """a - b in nats by seed, over the seeds that both have."""
+    return {
+        seed: a.runs[seed].loss_nats - b.runs[seed].loss_nats
+        for seed in a.runs
+        if seed in b.runs
+        if not trained_only or a.runs[seed].outcome == b.runs[seed].outcome == "finished"
+    }
+
+
+def paired_difference(
+    study: Study, question: str, subject: str, a: StudyCell, b: StudyCell, terms: str | None = None
+) -> dict[str, Any]:
+    """One entry of a comparison: differences, intervals over all runs and over those that trained, verdict, words.
+
+    Args:
+        question: what is asked.
+        subject: what is compared, as in "deeploop against pre at R = 4".
+        terms: on what terms; default what the cells themselves show.
+    """
+    options = study.file.study
+    by_seed = differences(a, b)
+    found = list(by_seed.values())
+    interval = paired_interval(found, options.confidence)
+    detectable = (
+        smallest_detectable_difference(statistics.stdev(found), len(found), options.confidence) if interval else None
+    )
+    reason = None if interval else words.no_interval_reason(len(found))
+    verdict = direction_verdict(interval)
+    basis = terms or terms_of(a, b)
+    trained = paired_interval(list(differences(a, b, trained_only=True).values()), options.confidence)
+    counts = outcomes(study, [a, b])
+    return {
+        "question": question,
+        "a": a.names,
+        "b": b.names,
+        "differences": found,
+        "seeds": list(by_seed),
+        "interval": dataclasses.asdict(interval) if interval else None,
+        "interval_trained": dataclasses.asdict(trained) if trained else None,
+        "reason": reason,
+        "smallest_detectable": detectable,
+        "verdict": verdict,
+        "basis": basis,
+        "untrained": words.untrained_count(counts),
+        "words": words.pair_words(subject, basis, verdict, interval, detectable, reason, words.untrained_words(counts)),
+    }
+
+
+def equivalence(study: Study, subject: str, a: StudyCell, b: StudyCell) -> dict[str, Any]:
+    """One equivalence test with the study's margin."""
+    options = study.file.study
+    found = list(differences(a, b).values())
+    test = equivalence_test(found, options.equivalence_margin, options.confidence)
+    return {
+        "a": a.names,
+        "b": b.names,
+        "margin": test.margin,
+        "interval": dataclasses.asdict(test.interval) if test.interval else None,
+        "p_value": test.p_value,
+        "verdict": test.verdict,
+        "untrained": words.untrained_count(outcomes(study, [a, b])),
+        "words": words.control_words(subject, test, len(found)),
+    }
+
+
+def terms_of(a: StudyCell, b: StudyCell) -> str:
+    """On what terms two cells are compared: the tokens, and the FLOPs wherever they differ."""
+    tokens_a, tokens_b = planned_tokens(a), planned_tokens(b)
+    equal = tokens_a == tokens_b
+    tokens = "equal tokens" if equal else f"{tokens_a or 0:,} against {tokens_b or 0:,} tokens"
+    ratio = flops_ratio(a, b)
+    if ratio is None:
+        return tokens
+    if abs(ratio - 1) < 0.005:
+        return "equal tokens and FLOPs" if equal else f"{tokens}, equal FLOPs"
+    return f"{tokens}, {ratio:.2f} times the training FLOPs"

@@ -1,0 +1,157 @@
+"""The comparisons that a study named beforehand: same parameters, equal tokens, equal FLOPs, equal measured time.
+
+Each is a paired difference on terms that are checked against what the runs really spent. Where a side lists several
+shapes, the one of the smallest mean loss on the tuning split stands for it; the report split chooses nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from depthscale.runs.comparison_config import CellName, ComparisonConfig, Terms
+from depthscale.studies import words
+from depthscale.studies.cell_summary import planned_tokens, training_flops, wall_seconds
+from depthscale.studies.differences import equivalence, paired_difference
+from depthscale.studies.study_runs import Study, StudyCell, read_tuning
+
+#: Terms in print.
+TERMS: Mapping[Terms, str] = MappingProxyType(
+    {
+        "same_parameters": "Same parameters",
+        "equal_tokens": "Equal tokens",
+        "equal_flops": "Equal FLOPs",
+        "equal_time": "Equal measured time",
+    }
+)
+
+#: How far what must be equal may be apart, as a share, before it is said. Time is measured, and varies.
+_TOLERANCE: Mapping[str, float] = MappingProxyType(
+    {"parameters": 0.01, "training FLOPs": 0.01, "tokens": 0.0, "seconds": 0.1}
+)
+
+#: What the terms hold equal.
+_HELD: Mapping[Terms, tuple[str, ...]] = MappingProxyType(
+    {
+        "same_parameters": ("parameters", "training FLOPs"),
+        "equal_tokens": ("tokens",),
+        "equal_flops": ("training FLOPs",),
+        "equal_time": ("seconds",),
+    }
+)
+
+
+def named_comparisons(study: Study) -> list[dict[str, Any]]:
+    """One entry per named comparison and budget: a paired difference, its terms, and how each side was chosen.
+
+    ``broken`` names what the terms hold equal and the runs do not; None where a side has no run at all, which is said
+    in ``words``.
+    """
+    return [
+        _named(study, comparison, budget) for budget in study.budgets for comparison in study.file.study.comparisons
+    ]
+
+
+def again_tests(study: Study) -> list[dict[str, Any]]:
+    """A/A: every arm that repeats another from other initial weights, tested for equivalence with it, and its
+    difference."""
+    found = []
+    for arm in study.file.study.arms:
+        twin = next((other for other in study.file.study.arms if _is_twin(arm, other)), None)
+        if twin is None:
+            continue
+        for cell in study.cells:
+            other = study.cell(twin.name, cell.rounds, cell.budget)
+            if cell.arm == arm.name and other is not None:
+                subject = f"{cell.label} against {twin.name}, the same but for chance"
+                pair = paired_difference(study, "again", subject, cell, other)
+                found.append({**pair, "equivalence": equivalence(study, subject, cell, other)})
+    return found
+
+
+def _is_twin(arm: Any, other: Any) -> bool:
+    same = all(getattr(arm, part) == getattr(other, part) for part in ("plan", "model", "train", "match"))
+    return bool(same and arm.weight_seed_shift and not other.weight_seed_shift)
+
+
+def _named(study: Study, comparison: ComparisonConfig, budget: int | None) -> dict[str, Any]:
+    sides = {"a": _side(study, comparison.a, budget), "b": _side(study, comparison.b, budget)}
+    (a, shapes_a), (b, shapes_b) = sides["a"], sides["b"]
+    spent = {name: (_spent(a, name), _spent(b, name)) for name in ("parameters", "tokens", "training FLOPs", "seconds")}
+    broken = [name for name in _HELD[comparison.terms] if _apart(spent[name], _TOLERANCE[name])]
+    basis = "; ".join(f"{name} {words.ratio_words(*both)}" for name, pair in spent.items() if (both := _known(pair)))
+    subject = f"{TERMS[comparison.terms]}, {a.label} against {b.label}"
+    pair = paired_difference(study, comparison.terms, subject, a, b, basis or "nothing known of either side")
+    return {
+        **pair,
+        "equivalence": equivalence(study, subject, a, b),
+        "held": list(_HELD[comparison.terms]),
+        "broken": broken,
+        "spent": spent,
+        "shapes": {"a": shapes_a, "b": shapes_b},
+    }
+
+
+def _side(study: Study, names: Sequence[CellName], budget: int | None) -> tuple[StudyCell, list[dict[str, Any]]]:
+    """The cell that stands for a side, and every shape with the loss that it was judged by."""
+    cells = [cell for name in names if (cell := study.cell(name.arm, name.rounds, budget)) is not None]
+    judged = {cell.key: _tuning_loss(study, cell) for cell in cells}
+    known = [cell for cell in cells if judged[cell.key][0] is not None]
+    best = min(known, key=lambda cell: judged[cell.key][0] or 0.0) if known else cells[0]
+    shapes = [
+        {**cell.names, "tuning_loss_nats": loss, "judged_on": source, "chosen": cell is best}
+        for cell, (loss, source) in zip(cells, judged.values(), strict=True)
+    ]
+    return best, shapes
+
+
+def _tuning_loss(study: Study, cell: StudyCell) -> tuple[float | None, str]:
+    """Loss on the tuning split: of the tuning runs where there are any at this budget, else of the cell's own."""
+    tuning = read_tuning(study.directory)
+    if tuning and tuning.get("budget") == cell.budget:
+        for entry in tuning["cells"]:
+            loss = entry.get("best_loss_nats")
+            if (entry["arm"], entry["rounds"]) == (cell.arm, cell.rounds) and loss is not None:
+                return float(loss), "tuning runs, on seeds of their own"
+    losses = [
+        run.training["uniform_loss_nats"] if run.imputed else run.training["final"]["tuning"]["loss_nats"]
+        for run in cell.runs.values()
+    ]
+    known = [loss for loss in losses if loss is not None]
+    return (statistics.fmean(known) if known else None), "the tuning split of the same runs"
+
+
+def _spent(cell: StudyCell, what: str) -> float | None:
+    if what == "tokens":
+        return planned_tokens(cell)
+    if what == "training FLOPs":
+        return training_flops(cell)
+    if what == "seconds":
+        return wall_seconds(cell)
+    return next((run.training["budget"]["parameters"] for run in cell.runs.values()), None)
+
+
+def _known(pair: tuple[float | None, float | None]) -> tuple[float, float] | None:
+    a, b = pair
+    return (a, b) if a and b else None
+
+
+def _apart(pair: tuple[float | None, float | None], tolerance: float) -> bool:
+    both = _known(pair)
+    return both is not None and abs(both[0] - both[1]) > tolerance * max(both)
+
+
+def broken_terms(named: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for every comparison whose runs did not keep its terms."""
+    sentences = []
+    for entry in named:
+        for name in entry["broken"]:
+            a, b = entry["spent"][name]
+            sentences.append(
+                f"{TERMS[entry['question']]} is not what the runs show for {entry['a']['arm']} at R ="
+                f" {entry['a']['rounds']} against {entry['b']['arm']} at R = {entry['b']['rounds']}:"
+                f" {a:,.4g} against {b:,.4g} {name}."
+            )
+    return sentences

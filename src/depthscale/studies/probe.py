@@ -1,0 +1,70 @@
+"""Seconds of one training step of each cell, measured before a study begins by a short run of each."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from depthscale.errors import ResultError
+from depthscale.runs.comparison_config import CellKey
+from depthscale.runs.layout import METRICS_FILE
+from depthscale.runs.metrics import read_metrics
+from depthscale.runs.study_config import StudyFile
+from depthscale.studies.engine import run_jobs
+from depthscale.studies.study import training_job
+
+#: Steps of a probe; the first ones warm caches up and are left out.
+PROBE_STEPS = 24
+_WARM = 8
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What short runs measured.
+
+    Attributes:
+        seconds_per_step: the shortest of each cell's steps, the one least disturbed by whatever else the machine
+            does, by cell without its budget.
+        overhead_seconds: of one run beside its steps: starting, reading the data, the last evaluations, saving.
+        workers: how many ran at a time.
+    """
+
+    seconds_per_step: dict[CellKey, float]
+    overhead_seconds: float
+    workers: int
+
+
+def probe(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Console) -> Probe:
+    """Train every given cell for a few steps, ``workers`` at a time, and read off the seconds of a step.
+
+    Raises:
+        ResultError: a probe failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="depthscale-probe-") as folder:
+        jobs = []
+        for index, cell in enumerate(cells):
+            config = file.cell_config(cell, file.study.seeds[0])
+            short = {"steps": PROBE_STEPS, "warmup_steps": 0, "log_every": 1, "eval_every": None, "branch_at": ()}
+            known = {name: value for name, value in short.items() if name in type(config.train).model_fields}
+            train = config.train.model_copy(update=known)
+            jobs.append(training_job(Path(folder) / str(index), config.model_copy(update={"train": train})))
+        start = time.monotonic()
+        failed = run_jobs(jobs, workers, console, f"{file.study.name}: probe")
+        wall = time.monotonic() - start
+        if failed:
+            raise ResultError(f"a probe of {len(jobs)} cells failed with: {failed[0].reason}")
+        trained = [
+            [r["seconds"] for r in read_metrics(job.directory / METRICS_FILE) if r["kind"] == "train"] for job in jobs
+        ]
+    seconds = {
+        cell: min(after - before for before, after in zip(times[_WARM:], times[_WARM + 1 :], strict=False))
+        for cell, times in zip(cells, trained, strict=True)
+    }
+    busy = min(workers, len(jobs))
+    overhead = max(0.0, busy * wall - sum(times[-1] for times in trained)) / len(jobs)
+    return Probe(seconds, overhead, workers)

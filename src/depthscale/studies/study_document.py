@@ -1,0 +1,210 @@
+"""``study.json``: written before the first run, and changed afterwards only by what is recorded in it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from depthscale.errors import ResultError
+from depthscale.runs.comparison_config import CellKey
+from depthscale.runs.config_file import validate
+from depthscale.runs.files import atomic_write_text
+from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.results import result_path
+from depthscale.runs.study_config import CellRate, StudyFile
+from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, read_study_document
+
+STOPPING_RULE = (
+    "Every run of the listed cells and seeds is made once, to its last step or to its divergence. No run is added,"
+    " repeated or left out after results are seen; what is added later stands under later_additions, with its time."
+)
+
+#: What a study may be given more of after it began; anything else makes it another study.
+_MAY_GROW = ("arms", "seeds", "rounds", "comparisons")
+
+
+def planned_study(directory: Path, asked: StudyFile) -> tuple[StudyFile, dict[str, Any]] | None:
+    """The study that ``study.json`` of the directory plans, if there is one, as resolved when it was written.
+
+    Raises:
+        ResultError: the directory belongs to another study, or to this one with less in it.
+    """
+    if not (directory / STUDY_FILE).exists():
+        return None
+    document = read_study_document(directory)
+    before = _as_asked(directory, document)
+    if not _same(directory, document, before, asked):
+        grown = _grown(before, asked)
+        if not grown:
+            raise ResultError(f"{directory} holds another study; choose another --out, or give that study's settings")
+        raise ResultError(
+            f"{directory} holds this study without {_listed(grown)}; give --add to record them as a later addition,"
+            " or choose another --out"
+        )
+    return validate(StudyFile, document["config"], str(directory / STUDY_FILE)), document
+
+
+def write_study(
+    directory: Path, file: StudyFile, asked: StudyFile | None = None, matched: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Write ``study.json`` of a new study; one that is there already and plans the same is left as it is.
+
+    Args:
+        file: the study as it will run.
+        asked: the study as it was given, before matched steps were computed; default ``file``.
+        matched: how the matched steps came about.
+
+    Raises:
+        ResultError: the directory belongs to another study.
+    """
+    planned = planned_study(directory, asked or file)
+    if planned is not None:
+        return planned[1]
+    document = {
+        "kind": "study",
+        "schema_version": STUDY_SCHEMA_VERSION,
+        "name": file.study.name,
+        "created": _now(),
+        "stopping_rule": STOPPING_RULE,
+        "asked": _plain(asked or file),
+        "config": _plain(file),
+        "cells": cell_entries(file),
+        "matched_steps": list(matched),
+        "later_additions": [],
+    }
+    _write(directory, document)
+    return document
+
+
+def add_to_study(
+    directory: Path, file: StudyFile, asked: StudyFile, matched: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Record what ``asked`` has more than the study in the directory, with the time and the number of results seen.
+
+    Raises:
+        ResultError: there is no study, or ``asked`` differs in more than additions.
+    """
+    document = read_study_document(directory)
+    before = _as_asked(directory, document)
+    grown = _grown(before, asked)
+    if not grown:
+        raise ResultError(
+            f"{directory} holds another study, or all of this one already; --add takes the study's own settings with"
+            f" more {', '.join(_MAY_GROW)}"
+        )
+    known = {_key(entry) for entry in document["cells"]}
+    cells = cell_entries(file)
+    seen = sum(result_path(path, "training").exists() for path in (directory / "runs").glob("*"))
+    addition = {
+        "time": _now(),
+        "results_before": seen,
+        "seeds": [seed for seed in asked.study.seeds if seed not in before.study.seeds],
+        "cells": [list(_key(entry)) for entry in cells if _key(entry) not in known],
+        "comparisons": len(asked.study.comparisons) - len(before.study.comparisons),
+    }
+    document |= {
+        "asked": _plain(asked),
+        "config": _plain(file),
+        "cells": cells,
+        "matched_steps": [*document.get("matched_steps", []), *matched],
+        "later_additions": [*document.get("later_additions", []), addition],
+    }
+    _write(directory, document)
+    return document
+
+
+def with_known_steps(directory: Path, asked: StudyFile) -> StudyFile:
+    """``asked`` with the steps of those matched arms that the directory's study has already."""
+    config = validate(StudyFile, read_study_document(directory)["config"], str(directory / STUDY_FILE))
+    known = {arm.name: arm for arm in config.study.arms if arm.match}
+    arms = tuple(known.get(arm.name, arm) for arm in asked.study.arms)
+    return asked.model_copy(update={"study": asked.study.model_copy(update={"arms": arms})})
+
+
+def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> StudyFile:
+    """The study with the rates that tuning chose, in ``study.json`` as well."""
+    tuned = file.model_copy(update={"study": file.study.model_copy(update={"rates": tuple(rates)})})
+    document = read_study_document(directory)
+    config, cells = _plain(tuned), cell_entries(tuned)
+    if (document["config"], document["cells"]) != (config, cells):
+        _write(directory, document | {"config": config, "cells": cells, "rates_chosen": _now()})
+    return tuned
+
+
+def cell_entries(file: StudyFile) -> list[dict[str, Any]]:
+    """One entry a cell: what it is, how long it trains, its rate and where that came from."""
+    entries = []
+    for cell in file.study.cells():
+        chosen = file.cell_rate(cell.arm, cell.rounds)
+        train = file.cell_config(cell, seed=file.study.seeds[0]).train
+        entries.append(
+            {
+                **cell._asdict(),
+                "steps": train.steps,
+                "lr": train.lr,
+                "weight_decay": train.weight_decay,
+                "lr_source": chosen.source if chosen else "base configuration",
+            }
+        )
+    return entries
+
+
+def _grown(before: StudyFile, after: StudyFile) -> dict[str, list[Any]]:
+    """What ``after`` has more than ``before``; empty where they differ in anything else, or not at all."""
+    arms = [arm for arm in after.study.arms if arm.name in {known.name for known in before.study.arms}]
+    shrunk = after.study.model_copy(
+        update={"arms": tuple(arms)} | {name: getattr(before.study, name) for name in _MAY_GROW if name != "arms"}
+    )
+    cells = {(cell.arm, cell.rounds) for cell in before.study.cells()}
+    rates = tuple(rate for rate in shrunk.rates if (rate.arm, rate.rounds) in cells)
+    if after.model_copy(update={"study": shrunk.model_copy(update={"rates": rates})}) != before:
+        return {}
+    more = {
+        name: [item for item in getattr(after.study, name) if item not in getattr(before.study, name)]
+        for name in _MAY_GROW
+    }
+    kept = all(set(getattr(before.study, name)) <= set(getattr(after.study, name)) for name in ("seeds", "rounds"))
+    kept &= all(comparison in after.study.comparisons for comparison in before.study.comparisons)
+    return {name: items for name, items in more.items() if items} if kept else {}
+
+
+def _listed(grown: Mapping[str, Sequence[Any]]) -> str:
+    return ", ".join(
+        f"{name} {[getattr(item, 'name', item) for item in items]}" if name != "comparisons" else "comparisons"
+        for name, items in grown.items()
+    )
+
+
+def _as_asked(directory: Path, document: Mapping[str, Any]) -> StudyFile:
+    return validate(StudyFile, document.get("asked", document["config"]), str(directory / STUDY_FILE))
+
+
+def _same(directory: Path, document: Mapping[str, Any], before: StudyFile, asked: StudyFile) -> bool:
+    if before == asked:
+        return True
+    # A study of an earlier version that was tuned kept the chosen rates only, not those it was given.
+    tuned = "asked" not in document and result_path(directory, "tuning").exists()
+    return tuned and _without_rates(before) == _without_rates(asked)
+
+
+def _without_rates(file: StudyFile) -> StudyFile:
+    return file.model_copy(update={"study": file.study.model_copy(update={"rates": ()})})
+
+
+def _key(entry: Mapping[str, Any]) -> CellKey:
+    return CellKey(entry["arm"], entry["rounds"], entry.get("budget"))
+
+
+def _plain(file: StudyFile) -> dict[str, Any]:
+    return file.model_dump(mode="json", exclude_none=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _write(directory: Path, document: Mapping[str, Any]) -> None:
+    atomic_write_text(directory / STUDY_FILE, json.dumps(document, indent=1) + "\n")

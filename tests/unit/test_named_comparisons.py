@@ -1,0 +1,173 @@
+"""Comparisons that a study names beforehand, from run directories whose losses are known."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_study import ARMS, STEPS, TOKENS_PER_STEP, write_synthetic_study
+
+from depthscale.reports.comparison_report import build_report
+from depthscale.studies.comparison import compare_runs
+
+RIVALS = (
+    *ARMS,
+    {"name": "pre_again", "weight_seed_shift": 1000},
+    {"name": "pre_longer", "train": {"steps": 1680}},
+    {"name": "pre_wider", "model": {"hidden_size": 128}, "train": {"steps": 1680}},
+    {"name": "stacked", "plan": {"kind": "stacked"}},
+)
+LOSSES = {
+    ("pre", 1): 3.10,
+    ("pre", 4): 2.98,
+    ("pre_again", 4): 2.98,
+    ("deeploop", 4): 2.90,
+    ("pre_longer", 1): 2.93,
+    ("pre_wider", 1): 2.99,
+    ("stacked", 4): 2.975,
+}
+#: The generator's FLOPs per token are 2.8 times as many at R = 4 as at R = 1: 600 steps of R = 4 cost 1680 of R = 1.
+LONG = {"step": 1680, "steps_planned": 1680, "tokens": 1680 * TOKENS_PER_STEP}
+SEEDS = (0, 1, 2, 3, 4)
+
+
+def cells(*names: tuple[str, int]) -> list[dict[str, Any]]:
+    return [{"arm": arm, "rounds": rounds} for arm, rounds in names]
+
+
+COMPARISONS = [
+    {"terms": "same_parameters", "a": cells(("pre", 4)), "b": cells(("pre_longer", 1))},
+    {"terms": "equal_tokens", "a": cells(("deeploop", 4)), "b": cells(("stacked", 4))},
+    {"terms": "equal_flops", "a": cells(("deeploop", 4)), "b": cells(("pre_longer", 1), ("pre_wider", 1))},
+    {"terms": "equal_time", "a": cells(("pre", 4)), "b": cells(("pre", 1))},
+]
+
+
+def write(directory: Path, **options: Any) -> Path:
+    changes: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for seed in SEEDS:
+        changes |= {("pre_longer", 1, seed): dict(LONG), ("pre_wider", 1, seed): dict(LONG)}
+        changes["stacked", 4, seed] = {"budget": {"parameters": 400_000}}
+    for key, value in options.pop("training", {}).items():
+        changes[key] = {**changes.get(key, {}), **value}
+    settings: dict[str, Any] = {"losses": LOSSES, "all_arms": RIVALS, "study": {"comparisons": COMPARISONS}}
+    return write_synthetic_study(directory, training=changes, with_tuning=False, **(settings | options))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("named"))
+
+
+@pytest.fixture(scope="module")
+def comparison(study: Path) -> dict[str, Any]:
+    return compare_runs(study)
+
+
+def named(comparison: dict[str, Any], terms: str) -> dict[str, Any]:
+    return next(entry for entry in comparison["named"] if entry["question"] == terms)
+
+
+def test_each_of_the_four_has_its_interval_and_its_verdict(comparison: dict[str, Any]) -> None:
+    verdicts = {entry["question"]: entry["verdict"] for entry in comparison["named"]}
+    assert verdicts == {
+        "same_parameters": "b_better", "equal_tokens": "a_better", "equal_flops": "a_better", "equal_time": "a_better",
+    }  # fmt: skip
+    for entry in comparison["named"]:
+        assert entry["interval"]["num_pairs"] == 5
+        assert entry["equivalence"]["margin"] == 0.02
+        assert entry["words"] in comparison["verdict"]
+
+
+def test_terms_say_what_is_equal_and_what_is_not(comparison: dict[str, Any]) -> None:
+    same = named(comparison, "same_parameters")
+    assert "parameters equal" in same["basis"]
+    assert "training FLOPs equal" in same["basis"]
+    assert "tokens × 0.36" in same["basis"]
+    assert same["broken"] == []
+    tokens = named(comparison, "equal_tokens")
+    assert "tokens equal" in tokens["basis"]
+    assert "parameters × 0.41" in tokens["basis"]
+
+
+def test_terms_that_the_runs_did_not_keep_are_said(comparison: dict[str, Any]) -> None:
+    # The generator's runs take 10 s and 5 s more for every round: 30 s at R = 4, 15 s at R = 1.
+    assert named(comparison, "equal_time")["broken"] == ["seconds"]
+    assert any("Equal measured time is not what the runs show" in warning for warning in comparison["warnings"])
+    assert not any("different numbers of tokens" in warning for warning in comparison["warnings"])
+
+
+def test_the_best_shape_is_chosen_on_the_tuning_split_alone(tmp_path: Path) -> None:
+    """On the tuning split the wider model is better, on the report split the longer one: the wider one stands."""
+    losses = {"tuning": {"loss_nats": 2.5}, "report": {"loss_nats": 2.99, "bits_per_byte": 1.4}}
+    final = {("pre_wider", 1, seed): {"final": losses} for seed in SEEDS}
+    entry = named(compare_runs(write(tmp_path, training=final)), "equal_flops")
+    assert entry["b"] == {"arm": "pre_wider", "rounds": 1}
+    chosen = {shape["arm"]: shape["chosen"] for shape in entry["shapes"]["b"]}
+    assert chosen == {"pre_longer": False, "pre_wider": True}
+    assert {shape["judged_on"] for shape in entry["shapes"]["b"]} == {"the tuning split of the same runs"}
+
+
+def test_an_arm_against_itself_shows_no_difference(comparison: dict[str, Any]) -> None:
+    (again,) = comparison["again"]
+    assert again["a"] == {"arm": "pre_again", "rounds": 4}
+    assert again["verdict"] == "not_decided"
+    assert again["equivalence"]["verdict"] == "equivalent"
+    assert not any(pair["a"]["arm"] == "pre_again" for pair in comparison["pairs"])
+
+
+def test_an_empty_cell_and_what_was_added_later_are_said(tmp_path: Path) -> None:
+    later = {"time": "2026-09-01T00:00:00+00:00", "results_before": 25, "seeds": [4], "cells": [["stacked", 4, None]]}
+    directory = write(
+        tmp_path,
+        outcomes={("stacked", 4, seed): "missing" for seed in SEEDS},
+        document={"later_additions": [{**later, "comparisons": 1}]},
+    )
+    comparison = compare_runs(directory)
+    assert any("nothing is said of it: stacked at R = 4" in warning for warning in comparison["warnings"])
+    assert comparison["warnings"][0] == (
+        "Added on 2026-09-01, when 25 runs had a result: seeds [4]; stacked at R = 4; 1 comparison."
+    )
+    assert "no seed has a run on both sides" in named(comparison, "equal_tokens")["words"]
+    marked = next(cell for cell in comparison["cells"] if cell["arm"] == "deeploop")
+    assert [run["added_later"] for run in marked["runs"]] == [False, False, False, False, True]
+    text = build_report(directory).read_text(encoding="utf-8")
+    assert "4, added later" in text
+    assert "added later</span>" in text
+
+
+def test_fresh_and_repeated_data_are_told_apart(comparison: dict[str, Any]) -> None:
+    # The generator's training split has 900,000 tokens: 600 steps are 1.4 epochs of it.
+    assert STEPS * TOKENS_PER_STEP > 900_000
+    assert {cell["data_seen"] for cell in comparison["cells"]} == {"repeated"}
+
+
+def test_the_regime_is_said(comparison: dict[str, Any]) -> None:
+    # 600 steps of 2,048 tokens for 164,032 parameters, from 900,000 tokens.
+    assert comparison["regime"][0] == "pre at R = 1: 7.5 tokens per parameter, 1.37 epochs of repeated data."
+
+
+def test_a_study_of_an_earlier_version_is_still_reported(tmp_path: Path) -> None:
+    """The published demonstration: version 1 of study.json, a comparison without named ones, no runs."""
+    demo = Path(__file__).parents[2] / "docs" / "results" / "demo"
+    (tmp_path / "results").mkdir()
+    shutil.copy(demo / "study.json", tmp_path)
+    shutil.copy(demo / "comparison.json", tmp_path / "results")
+    text = build_report(tmp_path).read_text(encoding="utf-8")
+    assert "Looping, R = 4 against R = 1" in text
+    assert 'id="named"' not in text
+
+
+def test_the_page_shows_the_terms_first(study: Path, comparison: dict[str, Any]) -> None:
+    text = build_report(study).read_text(encoding="utf-8")
+    assert text.index('id="named"') < text.index('id="table"')
+    flat = re.sub(r"<[^>]*>|\s+", " ", text)
+    for entry in comparison["named"]:
+        assert entry["words"].split(":")[0] in flat
+    assert "not seconds" in flat
+    for name in ("difference-named", "loss-flops"):
+        assert (study / "figures" / f"{name}.csv").exists()
+        assert (study / "figures" / f"{name}.svg").exists()

@@ -1,0 +1,245 @@
+"""How a study plans before it runs: budgets and their branches, matched lengths, equal effort in tuning, prices."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from synthetic_study import write_synthetic_study
+
+from depthscale.errors import ConfigError, ResultError
+from depthscale.runs.comparison_config import CellKey
+from depthscale.runs.config import RunConfig
+from depthscale.runs.config_file import read_toml, validate
+from depthscale.runs.results import read_result, write_result
+from depthscale.runs.study_config import StudyFile
+from depthscale.studies import tuning
+from depthscale.studies.budgets import longest_first, planned_run
+from depthscale.studies.comparison import write_comparison
+from depthscale.studies.engine import Job
+from depthscale.studies.matched_steps import with_matched_steps
+from depthscale.studies.pricing import DEFAULT_SD_NATS, price
+from depthscale.studies.probe import Probe
+from depthscale.studies.run_cost import run_cost
+from depthscale.studies.study_document import add_to_study, planned_study, write_study
+
+QUIET = Console(quiet=True)
+
+
+def study(**changes: Any) -> StudyFile:
+    tables: dict[str, Any] = {
+        "plan": {"blocks": 2},
+        "model": {"hidden_size": 32, "num_attention_heads": 2},
+        "data": {"context_length": 64, "tokenizer": "bytes"},
+        "train": {"steps": 100, "batch_rows": 4, "lr": 1e-3, "warmup_steps": 5, "eval_rows": 8},
+        "study": {
+            "name": "plans",
+            "baseline": "pre",
+            "rounds": [1, 4],
+            "seeds": [1, 2, 3, 4, 5],
+            "arms": [{"name": "pre"}],
+        },
+    }
+    for part, values in changes.items():
+        tables[part] = {**tables[part], **values}
+    return validate(StudyFile, tables, "test")
+
+
+LONGER = {"name": "longer", "rounds": [1], "match": {"spend": "flops", "arm": "pre", "rounds": 4}}
+TIMED = {"name": "timed", "rounds": [1], "match": {"spend": "time", "arm": "pre", "rounds": 4}}
+
+
+def test_a_matched_arm_spends_the_flops_of_its_rival_to_half_a_step() -> None:
+    file, (note,) = with_matched_steps(study(study={"arms": [{"name": "pre"}, LONGER]}), vocab_size=257)
+    long, looped = (
+        run_cost(file.cell_config(CellKey(*key), 1), 257).training_flops for key in (("longer", 1), ("pre", 4))
+    )
+    step = note["per_step"]
+    assert abs(long - looped) <= step / 2
+    assert note["steps"] > 100
+    assert file.cell_config(CellKey("longer", 1), 1).train.steps == note["steps"]
+
+
+def test_matched_time_follows_the_probe() -> None:
+    asked = study(study={"arms": [{"name": "pre"}, TIMED]})
+    file, _ = with_matched_steps(asked, 257, {CellKey("timed", 1): 0.02, CellKey("pre", 4): 0.07})
+    assert file.cell_config(CellKey("timed", 1), 1).train.steps == 350
+    with pytest.raises(ConfigError, match="not measured yet"):
+        with_matched_steps(asked, 257)
+
+
+def test_a_match_that_ends_within_the_warm_up_is_refused() -> None:
+    arm = {**LONGER, "model": {"hidden_size": 512, "num_attention_heads": 8}}
+    with pytest.raises(ConfigError, match=r"arm 'longer' may spend \d steps .* not beyond its warm-up of 5"):
+        with_matched_steps(study(study={"arms": [{"name": "pre"}, arm]}), 257)
+
+
+def test_shorter_budgets_branch_off_the_longest_run() -> None:
+    file = study(train={"schedule": "wsd", "decay_fraction": 0.2}, study={"budgets": [50, 100]})
+    trunk = planned_run(file, CellKey("pre", 4, 100), seed=3)
+    branch = planned_run(file, CellKey("pre", 4, 50), seed=3)
+    assert (trunk.train.steps, trunk.train.branch_at, trunk.branch) == (100, (40,), None)
+    assert branch.train.steps == 50
+    assert branch.train.stable_until == 40
+    assert branch.branch is not None
+    assert branch.branch.run == "../pre-r4-t100-s3"
+    first, second = longest_first(file, file.study.cells())
+    assert {cell.budget for cell in first} == {100}
+    assert {cell.budget for cell in second} == {50}
+
+
+def test_budgets_of_a_cosine_are_runs_of_their_own() -> None:
+    file = study(study={"budgets": [50, 100]})
+    assert all(planned_run(file, cell, 1).branch is None for cell in file.study.cells())
+    assert [file.cell_config(CellKey("pre", 4, budget), 1).train.steps for budget in (50, 100)] == [50, 100]
+
+
+@pytest.mark.parametrize(
+    ("train", "budgets", "said"),
+    [
+        ({}, [4, 100], "budget 4: train: warmup_steps 5 is not below steps 4"),
+        (
+            {"schedule": "wsd", "decay_fraction": 0.5, "warmup_steps": 6},
+            [10, 100],
+            "budget 10: its decay would begin at step 5, within the warm-up of 6",
+        ),
+    ],
+)
+def test_a_budget_below_the_warm_up_is_one_line(train: dict[str, Any], budgets: list[int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        study(train=train, study={"budgets": budgets})
+
+
+# -- tuning ----------------------------------------------------------------------------------------------
+
+
+def tuned(
+    directory: Path, file: StudyFile, monkeypatch: pytest.MonkeyPatch, loss: Callable[[str, float, float], float]
+) -> dict[str, Any]:
+    """``tuning.json`` of a study whose runs lose ``loss(arm, lr, weight_decay)``, without training any."""
+
+    def pretend(jobs: Sequence[Job], workers: int, console: Console, title: str) -> list[Any]:
+        for job in jobs:
+            config = validate(RunConfig, read_toml(job.directory / "config.toml"), "run")
+            arm = job.directory.name.split("-")[0]
+            value = loss(arm, config.train.lr, config.train.weight_decay)
+            final = {"tuning": {"loss_nats": value if math.isfinite(value) else None}}
+            outcome = "finished" if math.isfinite(value) else "diverged"
+            write_result(job.directory, "training", {"final": final, "outcome": outcome})
+        return []
+
+    monkeypatch.setattr(tuning, "run_jobs", pretend)
+    tuning.tune(directory, file, 1, QUIET)
+    return read_result(directory, "tuning")
+
+
+def distance(best: float, value: float) -> float:
+    return abs(math.log(value / best))
+
+
+def test_grids_are_extended_both_ways_with_equal_effort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best rates lie below, within and above the grid; all arms get as many runs."""
+    best = {"low": 2e-4, "inside": 2e-3, "high": 3e-2}
+    arms = [{"name": name} for name in best]
+    file = study(
+        study={"arms": arms, "baseline": "low", "rounds": [1], "tuning": {"seeds": [9, 10], "grid": [1e-3, 2e-3, 4e-3]}}
+    )
+    result = tuned(tmp_path, file, monkeypatch, lambda arm, lr, _: 3 + distance(best[arm], lr))
+    cells = {cell["arm"]: cell for cell in result["cells"]}
+    assert cells["low"]["best_lr"] == pytest.approx(2.5e-4)
+    assert cells["inside"]["best_lr"] == pytest.approx(2e-3)
+    assert cells["high"]["best_lr"] == pytest.approx(3.2e-2)
+    assert len({cell["num_runs"] for cell in cells.values()}) == 1
+    # Three extensions allowed: the high arm still stands at its edge then, and it is said.
+    assert {name: cell["at_edge"] for name, cell in cells.items()} == {"low": False, "inside": False, "high": True}
+
+
+def test_weight_decay_is_chosen_at_the_best_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = study(
+        study={
+            "rounds": [1],
+            "tuning": {"seeds": [9], "grid": [1e-3, 2e-3, 4e-3], "weight_decays": [0.0, 0.1], "max_extensions": 2},
+        }
+    )
+    result = tuned(tmp_path, file, monkeypatch, lambda _, lr, decay: distance(2e-3, lr) + abs(decay - 0.2))
+    (cell,) = result["cells"]
+    assert (cell["best_lr"], cell["best_weight_decay"]) == (2e-3, pytest.approx(0.2))
+    assert {point["lr"] for point in cell["weight_decay_points"]} == {2e-3}
+    none = tuned(tmp_path / "none", file, monkeypatch, lambda _, lr, decay: distance(2e-3, lr) + decay)
+    (cell,) = none["cells"]
+    assert (cell["best_weight_decay"], cell["at_edge"]) == (0.0, False)  # nothing lies below no decay
+
+
+def test_a_rate_at_which_a_run_diverges_is_never_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = study(study={"rounds": [1], "tuning": {"seeds": [9], "grid": [1e-3, 2e-3], "max_extensions": 1}})
+    result = tuned(tmp_path, file, monkeypatch, lambda _, lr, __: math.inf if lr > 1e-3 else 2.0)
+    assert result["cells"][0]["best_lr"] <= 1e-3
+
+
+# -- the document and the price --------------------------------------------------------------------------
+
+
+def test_a_study_grows_by_what_is_recorded_and_by_nothing_else(tmp_path: Path) -> None:
+    before, after = study(), study(study={"seeds": [1, 2, 3, 4, 5, 6], "arms": [{"name": "pre"}, {"name": "post"}]})
+    write_study(tmp_path, before)
+    with pytest.raises(ResultError, match=r"without arms \['post'\], seeds \[6\]; give --add"):
+        planned_study(tmp_path, after)
+    for other in (study(train={"steps": 99}), study(study={"seeds": [1, 2]}), study(study={"seeds": [2, 3, 4, 5, 6]})):
+        with pytest.raises(ResultError, match="another study"):
+            planned_study(tmp_path, other)
+        with pytest.raises(ResultError, match="another study"):
+            add_to_study(tmp_path, other, other)
+    document = add_to_study(tmp_path, after, after)
+    (addition,) = document["later_additions"]
+    assert addition["seeds"] == [6]
+    assert addition["cells"] == [["post", 1, None], ["post", 4, None]]
+    found = planned_study(tmp_path, after)
+    assert found is not None
+    assert found[0] == after
+
+
+def probe_of(file: StudyFile) -> Probe:
+    return Probe({CellKey(c.arm, c.rounds): 0.01 * c.rounds for c in file.study.cells()}, 2.0, workers=2)
+
+
+def test_a_price_adds_up_and_a_branch_costs_its_decay() -> None:
+    grid = {"seeds": [9], "grid": [1e-3, 2e-3, 4e-3], "max_extensions": 2}
+    plain = study(train={"eval_rows": None}, study={"tuning": grid})
+    found = price(plain, 257, tuned=True, probe=probe_of(plain))
+    # R = 1: 100 steps of 0.01 s and 2 s beside them; R = 4: of 0.04 s. Five seeds and three rates, two more at most.
+    assert found["core_hours"] == pytest.approx((3 + 6) * 8 / 3600)
+    assert found["core_hours_at_most"] == pytest.approx((3 + 6) * 10 / 3600)
+    assert (found["runs"], found["tuning_runs"], found["tuning_runs_at_most"]) == (10, 6, 10)
+    # Five pairs at the default spread: noncentral t gives 1.68 standard deviations (test_paired).
+    assert found["smallest_detectable_nats"] == pytest.approx(1.68 * found["sd_nats"], rel=0.01)
+    assert "docs/results/demo" in found["sd_from"]
+
+    wsd = study(train={"schedule": "wsd", "eval_rows": None}, study={"budgets": [50, 100]})
+    cells = {(c["rounds"], c["budget"]): c for c in price(wsd, 257, tuned=False, probe=probe_of(wsd))["cells"]}
+    assert cells[4, 50]["branch"]
+    assert cells[4, 50]["core_hours"] == pytest.approx(0.2 * (50 * 0.04 + 2) * 5 / 3600)
+
+
+def test_a_price_from_an_earlier_study_says_so(tmp_path: Path) -> None:
+    earlier = write_synthetic_study(tmp_path / "earlier")
+    with pytest.raises(ResultError, match="no comparison result"):
+        price(study(), 257, tuned=False, earlier=earlier)
+    write_comparison(earlier)
+    found = price(study(), 257, tuned=False, earlier=earlier)
+    assert str(earlier) in found["seconds_from"]
+    assert str(earlier) in found["sd_from"]
+    assert 0.001 < found["sd_nats"] < 0.05  # the generator's runs differ by 0.008 each
+    assert price(study(study={"seeds": [1]}), 257, tuned=False, earlier=earlier)["smallest_detectable_nats"] is None
+
+
+def test_the_demonstrations_spread_is_the_one_that_is_stated() -> None:
+    pairs = json.loads((Path(__file__).parents[2] / "docs/results/demo/comparison.json").read_text())["pairs"]
+    assert statistics.median(statistics.stdev(p["differences"]) for p in pairs) == pytest.approx(
+        DEFAULT_SD_NATS, abs=1e-4
+    )
