@@ -18,7 +18,7 @@ from depthscale import RunRecorder, unigram_entropy_nats
 from depthscale.errors import ConfigError, ResultError
 from depthscale.laws.run_directories import read_runs
 from depthscale.runs.config import RunConfig
-from depthscale.runs.config_file import validate
+from depthscale.runs.config_file import validate, write_toml
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
@@ -285,12 +285,14 @@ def test_a_study_compares_runs_trained_elsewhere(tmp_path: Path, monkeypatch: py
     assert pair["interval"]["mean"] == pytest.approx(-0.1, abs=0.01)
     page = (directory / "report.html").read_text()
     assert "deeploop" in page
-    # Nothing is left for a worker to train: every job of the study counts as done.
-    from depthscale.studies.study import training_job
-
-    cell = file.study.cells()[0]
-    done = training_job(directory / "runs" / run_name(cell.arm, cell.rounds, 0), file.cell_config(cell, 0))
-    assert done.done
+    # Nothing is left to train: compare only judges, on a machine that need not have the text.
+    (directory / "report.html").unlink()
+    asked = tmp_path / "asked.toml"
+    write_toml(asked, file)
+    monkeypatch.setenv("DEPTHSCALE_CACHE", str(tmp_path / "empty"))
+    assert not Path(file.data_config().corpus).exists()
+    assert run(monkeypatch, "compare", str(asked), "--out", str(directory)) == 0
+    assert (directory / "report.html").exists()
 
 
 def test_runs_of_another_text_are_refused_in_a_study(tmp_path: Path) -> None:

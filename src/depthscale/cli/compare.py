@@ -40,8 +40,8 @@ def compare(
     from rich.console import Console
 
     from depthscale.errors import ConfigError, ResultError
-    from depthscale.studies.study import read_study_file, run_study
-    from depthscale.studies.study_document import set_rates
+    from depthscale.studies.study import is_trained, read_study_file, run_study
+    from depthscale.studies.study_document import planned_study, set_rates
     from depthscale.studies.tuning import tune as tune_rates
 
     if (study is None) == (preset is None):
@@ -54,6 +54,10 @@ def compare(
     directory = out or Path("runs") / file.study.name
     console = Console(stderr=True)
     num_workers = workers or os.cpu_count() or 1
+    planned = None if plan_only or add or tune or file.study.tasks else planned_study(directory, file)
+    if planned is not None and is_trained(directory, planned[0]):
+        _print_report(directory)
+        return
     # Before any worker starts: a bad corpus is one line here, and a good one is in the cache for all of them.
     from depthscale.training.prepare import prepare_data
 
@@ -69,6 +73,12 @@ def compare(
             console.print(f"chosen: {rate.arm}, R={rate.rounds}: lr {rate.lr:.3g}{decay}")
         file = set_rates(directory, file, rates)
     failed = run_study(directory, file, num_workers, console)
+    _print_report(directory)
+    if failed:
+        raise ResultError(f"{len(failed)} runs failed and are counted as missing; see log.txt in their directories")
+
+
+def _print_report(directory: Path) -> None:
     # Statistics and figures are seconds of imports that the workers above did not have to wait for.
     from depthscale.reports.comparison_report import build_report
     from depthscale.runs.results import read_result
@@ -78,8 +88,6 @@ def compare(
     for sentence in (*comparison["verdict"], *comparison["regime"], *comparison["warnings"]):
         typer.echo(sentence)
     typer.echo(f"report: {path}")
-    if failed:
-        raise ResultError(f"{len(failed)} runs failed and are counted as missing; see log.txt in their directories")
 
 
 def _planned(

@@ -63,6 +63,22 @@ def run_study(directory: Path, file: StudyFile, workers: int, console: Console) 
     return failed
 
 
+def is_trained(directory: Path, file: StudyFile) -> bool:
+    """Whether every run of the study is there and ended, so that neither corpus nor workers are needed.
+
+    So it is where another trainer made the runs, on text that this machine need not have.
+    """
+    runs = [
+        (directory / "runs" / run_name(cell.arm, cell.rounds, seed, cell.budget), cell, seed)
+        for cell in file.study.cells()
+        for seed in file.study.seeds
+    ]
+    return all(
+        (path / CONFIG_FILE).exists() and training_job(path, planned_run(file, cell, seed)).done
+        for path, cell, seed in runs
+    )
+
+
 def training_job(directory: Path, config: RunConfig) -> Job:
     """The job ``train`` of one run, with its configuration written into its directory.
 
