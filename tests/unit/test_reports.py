@@ -16,6 +16,7 @@ import pytest
 from synthetic_study import LOSSES, write_synthetic_study
 
 from depthscale.errors import ResultError
+from depthscale.reports import charts
 from depthscale.reports.comparison_report import build_report
 from depthscale.reports.run_report import build_run_report
 from depthscale.runs.results import read_result
@@ -215,3 +216,15 @@ def test_a_folder_that_is_no_study_is_named(tmp_path: Path) -> None:
         build_report(tmp_path)
     with pytest.raises(ResultError, match="no training result"):
         build_run_report(tmp_path)
+
+
+def test_a_drawing_in_a_page_refers_to_itself_and_to_its_own_images() -> None:
+    svg = (
+        '<svg viewBox="0 0 1 1"><path id="a"/><use xlink:href="#a"/><g clip-path="url(#a)"/>'
+        '<image xlink:href="data:image/png;base64,AAAA"/></svg>'
+    )
+    drawn = charts.Chart("map", "a map", "", "a map", svg, (), ()).inline_svg
+    assert 'id="chart-map-a"' in drawn
+    assert 'xlink:href="#chart-map-a"' in drawn
+    assert "url(#chart-map-a)" in drawn
+    assert 'xlink:href="data:image/png;base64,AAAA"' in drawn

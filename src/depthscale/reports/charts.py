@@ -111,7 +111,8 @@ class Chart:
         body = self.svg[self.svg.index("<svg") :]
         body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
         prefix = f"chart-{self.name}"
-        body = re.sub(r"""(\bid=|xlink:href=)"(#?)""", rf'\g<1>"\g<2>{prefix}-', body)
+        # References within the drawing only: an embedded image is a data URL under the same attribute.
+        body = re.sub(r"""(\bid="|xlink:href="#)""", rf"\g<1>{prefix}-", body)
         body = body.replace("url(#", f"url(#{prefix}-")
         for color, variable in _CSS_VARIABLES.items():
             body = body.replace(color, f"var({variable}, {color})")
