@@ -19,7 +19,8 @@ from depthscale.runs.results import read_result
 from depthscale.training.alignment_cell import measure_cell, shuffled
 from depthscale.training.alignment_points import Settings, batch_of
 from depthscale.training.model import build_model
-from depthscale.training.prepare import PreparedData, prepare_data
+from depthscale.training.prepare import prepare_data
+from depthscale.training.prepared_data import PreparedData
 
 torch.set_num_threads(1)
 

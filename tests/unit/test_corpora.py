@@ -80,10 +80,10 @@ def test_a_bad_file_is_one_clear_line(tmp_path, name, content, message):
 
 
 def test_missing_paths_and_folders_without_text_are_errors(tmp_path):
-    with pytest.raises(DataError, match="does not exist; expected 'stdlib' or"):
+    with pytest.raises(DataError, match="does not exist; expected 'stdlib', the path"):
         read_corpus(str(tmp_path / "nowhere.txt"))
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    with pytest.raises(DataError, match=r"holds no \.txt, \.md, \.py, \.jsonl file"):
+    with pytest.raises(DataError, match=r"holds no \.txt, \.md, \.py, \.jsonl, \.parquet file"):
         read_corpus(str(tmp_path))
 
 

@@ -19,9 +19,10 @@ from depthscale.errors import ConfigError
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
 from depthscale.nn.loss import next_token_loss
 from depthscale.residual import apply_rule
-from depthscale.runs.config import RandomRounds, RunConfig
+from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate, with_overrides
 from depthscale.runs.metrics import read_metrics
+from depthscale.runs.train_config import RandomRounds
 from depthscale.training import run as run_module
 from depthscale.training.model import model_config
 from depthscale.training.prepare import prepare_data

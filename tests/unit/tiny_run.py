@@ -12,6 +12,9 @@ from depthscale.training.run import train_run
 VERBS = ("read", "write", "open", "close", "merge", "split")
 NOUNS = ("table", "column", "record", "folder", "buffer", "index")
 
+#: A run of eight rows a step whose rows differ in how many labels count.
+UNEVEN = ("train.steps=5", "train.log_every=1", "data.attend_across_documents=false")
+
 
 def write_corpus(folder: Path, num_files: int = 40) -> Path:
     """Small functions, all different, one file each."""
@@ -32,9 +35,11 @@ def write_corpus(folder: Path, num_files: int = 40) -> Path:
     return folder
 
 
-def make_run(directory: Path, *overrides: str) -> Path:
-    """Train into ``directory``/run and return it; the corpus lies beside."""
-    corpus = write_corpus(directory / "corpus")
+def tiny_config(directory: Path, *overrides: str) -> RunConfig:
+    """A run of a few steps on a corpus that is written into ``directory`` unless it is there."""
+    corpus = directory / "corpus"
+    if not corpus.exists():
+        write_corpus(corpus)
     tables = {
         "plan": {"blocks": 2, "rounds": 3},
         "model": {"hidden_size": 32, "num_attention_heads": 2, "norm_placement": "post", "rule": "deeploop"},
@@ -47,6 +52,10 @@ def make_run(directory: Path, *overrides: str) -> Path:
         },
         "train": {"steps": 4, "batch_rows": 4, "lr": 5e-3, "num_threads": 1},
     }
-    config = validate(RunConfig, with_overrides(tables, overrides), "test")
-    train_run(config, directory / "run")
+    return validate(RunConfig, with_overrides(tables, overrides), "test")
+
+
+def make_run(directory: Path, *overrides: str) -> Path:
+    """Train into ``directory``/run and return it; the corpus lies beside."""
+    train_run(tiny_config(directory, *overrides), directory / "run")
     return directory / "run"

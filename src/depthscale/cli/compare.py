@@ -31,6 +31,10 @@ def compare(
     from_study: Annotated[
         Path | None, typer.Option(help="With --plan-only: an earlier study whose speed and spread set the price.")
     ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="A recipe whose paper's table is set beside the runs of --runs.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="With --recipe: the folder of its runs; default runs.")] = None,
     add: Annotated[
         bool, typer.Option("--add", help="Record more seeds, arms, rounds or comparisons as a later addition.")
     ] = False,
@@ -44,6 +48,15 @@ def compare(
     from depthscale.studies.study_document import planned_study, set_rates
     from depthscale.studies.tuning import tune as tune_rates
 
+    if recipe is not None:
+        from depthscale.cli.recipe_table import compare_recipe
+
+        if study is not None or preset is not None:
+            raise ConfigError("--recipe reads runs that are there; give it without a study file or --preset")
+        compare_recipe(recipe, runs or Path("runs"), set_ or [])
+        return
+    if runs is not None:
+        raise ConfigError("--runs goes with --recipe")
     if (study is None) == (preset is None):
         raise ConfigError("give either a study file or --preset NAME, such as --preset demo")
     if from_study is not None and not plan_only:

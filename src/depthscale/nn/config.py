@@ -46,6 +46,7 @@ class LoopedLMConfig(PreTrainedConfig):
         tie_word_embeddings: the head is the embedding.
         initializer_range: standard deviation of a gain-1 matrix; None is Xavier's sqrt(2 / (fan_in + fan_out)).
         embedding_initializer_range: standard deviation of embeddings (and of an untied head).
+        output_multiplier: factor of the logits; 1 but in the maximal update parametrization.
 
     Raises:
         ValueError: a value is out of range, lists disagree in length, or a key looks like a misspelled one.
@@ -79,6 +80,7 @@ class LoopedLMConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     initializer_range: float | None = None
     embedding_initializer_range: float = 0.02
+    output_multiplier: float = 1.0
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
@@ -134,7 +136,7 @@ class LoopedLMConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = self.hidden_size * 8 // 3 if self.mlp == "swiglu" else 4 * self.hidden_size
         _require_count("intermediate_size", self.intermediate_size)
-        for name in ("rope_theta", "rms_norm_eps", "embedding_initializer_range"):
+        for name in ("rope_theta", "rms_norm_eps", "embedding_initializer_range", "output_multiplier"):
             _require_positive(name, getattr(self, name))
         if self.initializer_range is not None:
             _require_positive("initializer_range", self.initializer_range)

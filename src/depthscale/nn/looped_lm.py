@@ -27,6 +27,7 @@ from .block import Block
 from .cache import CACHE_FIELD, choose_cache, open_cache
 from .config import LoopedLMConfig
 from .generation import LoopedGenerationMixin
+from .head import Head
 from .init import initialize_module
 from .loss import next_token_loss
 from .masking import attention_pattern, continued_attention_pattern, default_position_ids
@@ -259,7 +260,7 @@ class LoopedLMForCausalLM(LoopedLMPreTrainedModel, LoopedGenerationMixin):
     def __init__(self, config: LoopedLMConfig) -> None:
         super().__init__(config)
         self.model = LoopedLMModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, config.output_multiplier)
         self.post_init()
 
     @can_return_tuple

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from depthscale.errors import ConfigError
-from depthscale.runs.config import ConfigPart, RunConfig
+from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import merge, validate
+from depthscale.runs.config_part import ConfigPart
 
 Step = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0)]

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from depthscale.runs.config import ConfigPart
+from depthscale.runs.config_part import ConfigPart
 
 Terms = Literal["same_parameters", "equal_tokens", "equal_flops", "equal_time"]
 

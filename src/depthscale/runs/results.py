@@ -24,8 +24,21 @@ SCHEMA_VERSIONS: Mapping[str, int] = MappingProxyType(
         "evaluation": 1,
         "tasks": 1,
         "alignment": 1,
+        "sweep": 1,
+        "alignment_cell": 1,
+        "alignment_study": 1,
+        "recipe": 1,
         "fit": 1,
+        "law_comparison": 1,
         "allocation": 1,
+        "toy_job": 1,
+        "toy": 1,
+        "probe": 1,
+        "probe_series": 1,
+        "probe_clusters": 1,
+        "probe_trend": 1,
+        "probe_interventions": 1,
+        "probe_trace": 1,
     }
 )
 

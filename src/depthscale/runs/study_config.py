@@ -9,8 +9,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from depthscale.errors import ConfigError
 from depthscale.runs.comparison_config import CellKey, CellName, ComparisonConfig, MatchConfig
-from depthscale.runs.config import ConfigPart, DataConfig, RunConfig
+from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import merge, validate
+from depthscale.runs.config_part import ConfigPart
+from depthscale.runs.data_config import DataConfig
 
 Seed = Annotated[int, Field(ge=0)]
 

@@ -7,8 +7,10 @@ from typing import Any, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from depthscale.errors import ConfigError
-from depthscale.runs.config import ConfigPart, DataConfig, RunConfig
+from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import merge, validate
+from depthscale.runs.config_part import ConfigPart
+from depthscale.runs.data_config import DataConfig
 from depthscale.runs.study_config import ArmConfig, Seed
 
 #: Name of the arm ``power(p)`` at a threshold that was measured elsewhere.

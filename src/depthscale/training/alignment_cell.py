@@ -28,7 +28,8 @@ from depthscale.training.alignment_points import Settings, batch_of
 from depthscale.training.dataset import PackedDataset
 from depthscale.training.model import build_model
 from depthscale.training.parameter_groups import optimizer_groups
-from depthscale.training.prepare import PreparedData, PreparedSplit, prepare_data
+from depthscale.training.prepare import prepare_data
+from depthscale.training.prepared_data import PreparedData, PreparedSplit
 from depthscale.training.trainer import LoopedTrainer
 
 CELL_KIND = "alignment_cell"

@@ -14,7 +14,7 @@ from depthscale.alignment.measure import measure_looped_model
 from depthscale.nn import LoopedLMForCausalLM
 from depthscale.runs.metrics import append_metric
 from depthscale.training.alignment_points import Settings, batch_of
-from depthscale.training.prepare import PreparedData
+from depthscale.training.prepared_data import PreparedData
 
 
 class AlignmentLog(TrainerCallback):

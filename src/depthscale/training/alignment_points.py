@@ -19,7 +19,7 @@ from depthscale.runs.config import RunConfig
 from depthscale.runs.results import read_result
 from depthscale.training.held_out import held_out_data
 from depthscale.training.model import build_model
-from depthscale.training.prepare import PreparedData
+from depthscale.training.prepared_data import PreparedData
 
 
 @dataclass(frozen=True)

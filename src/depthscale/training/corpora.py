@@ -2,11 +2,14 @@
 
     ``stdlib``   the Python standard library's own sources of the running interpreter: real text, no download
     FILE.jsonl   one document a line, in the field ``text`` (or another that is named)
+    FILE.parquet one document a row, in the column ``text`` (or another that is named)
     FILE         any other file is UTF-8 text and one document
-    FOLDER       every .txt, .md, .py and .jsonl file below it, in sorted order
+    FOLDER       every .txt, .md, .py, .jsonl and .parquet file below it, in sorted order
 
 Text is kept as it is, line ends included; a byte order mark is left out, and so are blank documents. Only the
 sources of ``stdlib`` have their line ends made one, so that they read alike on every platform.
+
+What is read here is held in memory as a whole; a corpus that is too large for that is a stream (streams.py).
 """
 
 from __future__ import annotations
@@ -21,12 +24,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from depthscale.errors import DataError
+from depthscale.errors import DataError, MissingExtraError
+from depthscale.runs.data_config import STREAM_PREFIX
 from depthscale.runs.files import local_path
 
 STDLIB = "stdlib"
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 JSONL_SUFFIX = ".jsonl"
+PARQUET_SUFFIX = ".parquet"
+#: The extra whose packages read Parquet files and streams.
+DATA_EXTRA = "data"
 
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
 _GENERATED_HEAD_LINES = 10
@@ -38,7 +45,7 @@ _GENERATED = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """One text with a name that stays the same between readings (path below the corpus, and line for JSONL)."""
+    """One text with a name that stays the same between readings (path below the corpus, and line or row)."""
 
     name: str
     text: str
@@ -54,11 +61,12 @@ def read_corpus(corpus: str, text_field: str = "text") -> list[Document]:
 
     Args:
         corpus: ``stdlib``, or the path of a file or folder.
-        text_field: field of each JSONL line that holds the text.
+        text_field: field of each JSONL line, or column of each Parquet file, that holds the text.
 
     Raises:
-        DataError: nothing lies there, a file is binary or not UTF-8, a JSONL line lacks the field, or the
-            corpus holds no text at all.
+        DataError: nothing lies there, a file is binary or not UTF-8, a JSONL line or Parquet file lacks the field,
+            or the corpus holds no text at all.
+        MissingExtraError: a Parquet file came and the extra that reads it is not installed.
     """
     if corpus == STDLIB:
         documents = _read_stdlib()
@@ -167,10 +175,10 @@ def _local_files(corpus: str) -> tuple[Path, list[Path]]:
         return path.parent, [path]
     if not path.is_dir():
         raise DataError(
-            f"corpus '{corpus}' does not exist; expected '{STDLIB}' or the path of a text file,"
-            f" a {JSONL_SUFFIX} file or a folder of them"
+            f"corpus '{corpus}' does not exist; expected '{STDLIB}', the path of a text, {JSONL_SUFFIX} or"
+            f" {PARQUET_SUFFIX} file or of a folder of them, or {STREAM_PREFIX}NAME for a data set of the Hub"
         )
-    suffixes = (*TEXT_SUFFIXES, JSONL_SUFFIX)
+    suffixes = (*TEXT_SUFFIXES, JSONL_SUFFIX, PARQUET_SUFFIX)
     files = [
         file
         for file in path.rglob("*")
@@ -186,6 +194,8 @@ def _local_files(corpus: str) -> tuple[Path, list[Path]]:
 def _read_file(file: Path, name: str, text_field: str) -> Iterator[Document]:
     if file.suffix.lower() == JSONL_SUFFIX:
         yield from _read_jsonl(file, name, text_field)
+    elif file.suffix.lower() == PARQUET_SUFFIX:
+        yield from _read_parquet(file, name, text_field)
     else:
         yield Document(name, _decode(_read_bytes(file), str(file)))
 
@@ -232,3 +242,29 @@ def _read_jsonl(file: Path, name: str, text_field: str) -> Iterator[Document]:
         except UnicodeEncodeError as error:
             raise DataError(f"{place}: field '{text_field}' holds half a surrogate pair") from error
         yield Document(f"{name}:{number}", text)
+
+
+def _read_parquet(file: Path, name: str, text_field: str) -> Iterator[Document]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError("a Parquet corpus", DATA_EXTRA, "pyarrow") from error
+    number = 0
+    try:
+        with parquet.ParquetFile(file) as table:
+            if text_field not in table.schema_arrow.names:
+                columns = ", ".join(sorted(table.schema_arrow.names)) or "none"
+                raise DataError(f"{file} has no column '{text_field}'; its columns: {columns}. Name the right one")
+            kind = table.schema_arrow.field(text_field).type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                raise DataError(f"{file}: column '{text_field}' holds {kind}; expected strings")
+            for batch in table.iter_batches(columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    if text is None:
+                        raise DataError(f"{file} row {number}: column '{text_field}' holds no value; expected a string")
+                    yield Document(f"{name}:{number}", text)
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DataError(f"{file} cannot be read after row {number} ({reason}); expected a Parquet file") from error

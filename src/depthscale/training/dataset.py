@@ -95,7 +95,10 @@ class PackedDataset(Dataset[Item]):
         num_tokens: tokens of the stream, used or not.
         num_dropped_tokens: tokens that no row holds.
         num_targets: labels that are not -100, over all rows.
+        rows_per_block: None, as an epoch's rows are shuffled as a whole; see ``streamed_rows.py``.
     """
+
+    rows_per_block = None
 
     def __init__(
         self,

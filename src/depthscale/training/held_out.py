@@ -9,9 +9,11 @@ from transformers import PreTrainedTokenizerFast
 from depthscale.errors import CheckpointError, DataError, unknown_name
 from depthscale.evaluation.checkpoint import load_tokenizer
 from depthscale.evaluation.target import Target
-from depthscale.runs.config import DataConfig
+from depthscale.runs.data_config import DataConfig
 from depthscale.runs.results import read_result, result_path
-from depthscale.training.prepare import PreparedData, prepare_data
+from depthscale.training.prepare import prepare_data
+from depthscale.training.prepared_data import PreparedData
+from depthscale.training.streamed_rows import StreamedRows
 from depthscale.training.tokenizer import tokenizer_to_json
 
 
@@ -44,6 +46,8 @@ class HeldOut:
         """
         self.require_split(split)
         dataset, tokenizer = self.data.splits[split].dataset, self.data.tokenizer
+        if isinstance(dataset, StreamedRows):
+            raise DataError("the training split of a stream is not held as a whole; choose tuning or report")
         ends = [*dataset.starts[1:].tolist(), len(dataset.stream)]
         return [
             # The last token of a document is the end-of-text token.

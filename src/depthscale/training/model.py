@@ -7,16 +7,23 @@ import dataclasses
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from depthscale.errors import ConfigError
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
 from depthscale.runs.config import RunConfig
+from depthscale.training.base_width import initializer_range, output_multiplier
 
 
 def model_config(config: RunConfig, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> LoopedLMConfig:
     """The transformers configuration: the plan and the rule's finished numbers as plain data."""
     model, plan = config.model, config.plan.build()
+    if model.vocab_size is not None and model.vocab_size < vocab_size:
+        raise ConfigError(
+            f"model.vocab_size came as {model.vocab_size}, but the tokenizer has {vocab_size} entries; expected at"
+            " least so many"
+        )
     scales = model.scales(config.stated_plan())
     return LoopedLMConfig(
-        vocab_size=vocab_size,
+        vocab_size=model.vocab_size or vocab_size,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
         num_key_value_heads=model.resolved_key_value_heads,
@@ -34,8 +41,9 @@ def model_config(config: RunConfig, tokenizer: PreTrainedTokenizerBase, vocab_si
         embedding_norm=model.embedding_norm,
         final_norm=model.resolved_final_norm,
         tie_word_embeddings=model.tie_word_embeddings,
-        initializer_range=model.initializer_range,
+        initializer_range=initializer_range(config),
         embedding_initializer_range=model.embedding_initializer_range,
+        output_multiplier=output_multiplier(config),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         # Padding is masked wherever it stands, so the end-of-text token will do; generate() needs one to be named.

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from depthscale.nn import LoopedLMForCausalLM
+from depthscale.training.base_width import width_ratio
 
 #: Roles in the order reports list them. ``query_key`` never gets the init gain, ``value_output`` and ``mlp`` do.
 ROLES = ("embedding", "query_key", "value_output", "mlp", "norm")
@@ -44,23 +45,39 @@ def named_parameters_once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]
         yield name.replace("_orig_mod.", ""), parameter
 
 
-def optimizer_groups(model: LoopedLMForCausalLM, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+def optimizer_groups(
+    model: LoopedLMForCausalLM, lr: float, weight_decay: float, base_width: int | None = None
+) -> list[dict[str, Any]]:
     """Groups for a torch optimizer: matrices of each segment with its learning-rate multiplier, then the rest.
 
     Weight decay acts on matrices of blocks and on embeddings, not on norm gains. It acts once per optimizer step
     on a tied weight, however often the weight is visited.
+
+    Args:
+        model: whose weights.
+        lr: rate of a weight whose multiplier is 1.
+        weight_decay: decay of a weight per rate.
+        base_width: see :mod:`depthscale.training.base_width`.
+
+    Returns:
+        Dicts with ``params``, ``lr``, ``weight_decay`` and ``is_block_matrix``, the last for whoever chooses an
+        optimizer by it.
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
     multipliers = _multiplier_of_block(model)
+    ratio = width_ratio(model.config.hidden_size, base_width)
     for name, parameter in named_parameters_once(model):
         kind = role(name)
         decay = 0.0 if kind == "norm" else weight_decay
         is_block_matrix = kind in ("query_key", "value_output", "mlp")
-        multiplier = multipliers[_block_index(name)] if is_block_matrix else 1.0
-        groups.setdefault((multiplier, decay), []).append(parameter)
+        multiplier = 1.0
+        if is_block_matrix:
+            multiplier = multipliers[_block_index(name)] / ratio
+            decay *= ratio
+        groups.setdefault((is_block_matrix, multiplier, decay), []).append(parameter)
     return [
-        {"params": parameters, "lr": lr * multiplier, "weight_decay": decay}
-        for (multiplier, decay), parameters in groups.items()
+        {"params": parameters, "lr": lr * multiplier, "weight_decay": decay, "is_block_matrix": is_block_matrix}
+        for (is_block_matrix, multiplier, decay), parameters in groups.items()
     ]
 
 

@@ -1,28 +1,30 @@
 """From the name of a corpus and of a tokenizer to three packed splits, cached.
 
 read -> drop exact and near-duplicates -> split by document -> tokenizer (trained on ``train``) -> pack
+
+A stream is not read as a whole: its head is held out and the rest comes shard by shard, as it is trained on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from depthscale.errors import DataError, unknown_name
+from depthscale.errors import DataError
+from depthscale.runs.data_config import STREAM_PREFIX
 from depthscale.training.cache import cached_folder, default_cache_dir
 from depthscale.training.corpora import corpus_fingerprint, corpus_sha256, read_corpus
-from depthscale.training.dataset import PackedCollator, PackedDataset, pack_stream
+from depthscale.training.dataset import PackedDataset, pack_stream
 from depthscale.training.near_duplicates import JACCARD_THRESHOLD, SHINGLE_WORDS, find_near_duplicates
+from depthscale.training.prepared_data import PreparedData, PreparedSplit
 from depthscale.training.splits import SPLITS, split_documents
+from depthscale.training.stream_cache import HELD_OUT_SPLITS, StreamCache
+from depthscale.training.streamed_rows import StreamedRows
+from depthscale.training.streams import StreamSource
 from depthscale.training.tokenizer import (
     bpe_entries,
     encode_documents,
@@ -38,132 +40,12 @@ from depthscale.training.tokenizer import (
 # To be raised whenever the same settings would give other tokens or another layout.
 SCHEMA_VERSION = 1
 
+STREAM_DUPLICATE_RULE = "none dropped, but exact copies of held-out texts from the training split"
+#: Tokens of each held-out split of a stream, unless ``data.held_out_tokens`` says otherwise.
+HELD_OUT_TOKENS = 2**20
+
 _SUMMARY = "summary.json"
 _TOKENIZER = "tokenizer.json"
-
-
-@dataclass(frozen=True)
-class PreparedSplit:
-    """One split, packed.
-
-    Attributes:
-        dataset: its rows.
-        num_documents: documents in it.
-        num_bytes: their UTF-8 bytes, end-of-text tokens not counted.
-    """
-
-    dataset: PackedDataset
-    num_documents: int
-    num_bytes: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the stream, end-of-text tokens included."""
-        return self.dataset.num_tokens
-
-    def bits_per_byte(self, loss_nats: float) -> float:
-        """loss_nats / ln 2 * num_tokens / num_bytes: comparable between tokenizers."""
-        return loss_nats / math.log(2) * self.num_tokens / self.num_bytes
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """A corpus, deduplicated, split, tokenized and packed.
-
-    Attributes:
-        name: the corpus as it was asked for.
-        corpus_sha256: over all texts as read, before duplicates are dropped.
-        tokenizer: to be saved with every checkpoint.
-        tokenizer_spec: the tokenizer as it was asked for.
-        tokenizer_sha256: over its JSON form.
-        vocab_size: rows that the model's embedding needs.
-        splits: ``train``, ``tuning`` and ``report``.
-        num_documents_read: documents before duplicates are dropped.
-        num_bytes_read: their UTF-8 bytes.
-        num_exact_duplicates: documents dropped because an earlier one has the same text.
-        num_near_duplicates: documents dropped because they resemble an earlier one.
-        context_length: T.
-        attend_across_documents: whether a row's documents see one another.
-        split_settings: the fractions and the seed of the split.
-    """
-
-    name: str
-    corpus_sha256: str
-    tokenizer: PreTrainedTokenizerFast
-    tokenizer_spec: str
-    tokenizer_sha256: str
-    vocab_size: int
-    splits: dict[str, PreparedSplit]
-    num_documents_read: int
-    num_bytes_read: int
-    num_exact_duplicates: int
-    num_near_duplicates: int
-    context_length: int
-    attend_across_documents: bool
-    split_settings: dict[str, float]
-
-    @property
-    def collate(self) -> PackedCollator:
-        """Stacks rows of any split into a batch for the model."""
-        return PackedCollator(attend_across_documents=self.attend_across_documents)
-
-    def unigram_loss_nats(self, split: str) -> float:
-        """Cross-entropy of a split's tokens under the training split's token frequencies, the unigram floor.
-
-        -sum_t n_t log q_t / sum_t n_t with q_t = (m_t + 1) / sum_t (m_t + 1); n counts the split's tokens,
-        m those of ``train``. A model that stays above it has not learned to use its context.
-
-        Args:
-            split: ``train``, ``tuning`` or ``report``.
-
-        Returns:
-            Nats per token.
-        """
-        if split not in self.splits:
-            raise DataError(unknown_name("split", split, self.splits))
-        counts = self._token_counts(split)
-        return float(-(counts @ self._train_log_frequencies) / counts.sum())
-
-    def describe(self) -> dict[str, Any]:
-        """Everything that a result must carry of its data, as plain JSON values."""
-        return {
-            "corpus": self.name,
-            "corpus_sha256": self.corpus_sha256,
-            "num_documents_read": self.num_documents_read,
-            "num_bytes_read": self.num_bytes_read,
-            "num_exact_duplicates": self.num_exact_duplicates,
-            "num_near_duplicates": self.num_near_duplicates,
-            "near_duplicate_rule": f"word {SHINGLE_WORDS}-shingles, Jaccard similarity >= {JACCARD_THRESHOLD}",
-            "tokenizer": self.tokenizer_spec,
-            "tokenizer_sha256": self.tokenizer_sha256,
-            "vocab_size": self.vocab_size,
-            "context_length": self.context_length,
-            "attend_across_documents": self.attend_across_documents,
-            **self.split_settings,
-            "splits": {
-                name: {
-                    "num_documents": split.num_documents,
-                    "num_bytes": split.num_bytes,
-                    "num_tokens": split.num_tokens,
-                    "num_rows": split.dataset.num_rows,
-                    "num_targets": split.dataset.num_targets,
-                    "num_dropped_tokens": split.dataset.num_dropped_tokens,
-                    "bytes_per_token": split.num_bytes / split.num_tokens,
-                    "unigram_loss_nats": self.unigram_loss_nats(name),
-                }
-                for name, split in self.splits.items()
-            },
-        }
-
-    def _token_counts(self, split: str) -> NDArray[np.float64]:
-        stream = self.splits[split].dataset.stream
-        return np.bincount(stream, minlength=self.vocab_size).astype(np.float64)
-
-    @cached_property
-    def _train_log_frequencies(self) -> NDArray[np.float64]:
-        smoothed = self._token_counts("train") + 1
-        log_frequencies: NDArray[np.float64] = np.log(smoothed / smoothed.sum())
-        return log_frequencies
 
 
 def prepare_data(
@@ -176,6 +58,11 @@ def prepare_data(
     split_seed: int,
     attend_across_documents: bool,
     text_field: str = "text",
+    train_tokens: int | None = None,
+    held_out_tokens: int | None = None,
+    subset: str | None = None,
+    stream_split: str | None = None,
+    revision: str | None = None,
     cache_dir: Path | None = None,
 ) -> PreparedData:
     """Prepare a corpus, or find it prepared in the cache.
@@ -185,14 +72,15 @@ def prepare_data(
     to the stream when it is read.
 
     Args:
-        corpus: ``stdlib``, or the path of a text file, a .jsonl file or a folder.
+        corpus: ``stdlib``, the path of a text, .jsonl or .parquet file or of a folder, or ``stream:NAME``.
         tokenizer: ``bytes``, ``bpe:N``, or the path or Hub id of a pretrained one.
         context_length: tokens per row, at least 3.
         tuning_fraction: share of the bytes for ``tuning``.
         report_fraction: share of the bytes for ``report``.
         split_seed: which documents go where.
         attend_across_documents: whether documents in one row see one another.
-        text_field: field of JSONL lines that holds the text.
+        text_field: field of JSONL lines, or column of tables, that holds the text.
+        train_tokens, held_out_tokens, subset, stream_split, revision: of a stream only; see ``DataConfig``.
         cache_dir: default ``$DEPTHSCALE_CACHE``, else the user's cache folder.
 
     Raises:
@@ -204,6 +92,15 @@ def prepare_data(
         pretrained = None
     else:
         pretrained = load_tokenizer(tokenizer)
+    if corpus.startswith(STREAM_PREFIX):
+        if train_tokens is None or pretrained is None:
+            wanted = "train_tokens" if train_tokens is None else "a tokenizer that is not trained on the corpus"
+            raise DataError(f"corpus '{corpus}' is a stream and needs {wanted}; set it under [data]")
+        source = StreamSource.from_corpus(
+            corpus, subset=subset, split=stream_split, text_field=text_field, revision=revision
+        )
+        cache = StreamCache(cache_dir or default_cache_dir(), source, pretrained, held_out_tokens or HELD_OUT_TOKENS)
+        return _prepare_stream(corpus, tokenizer, cache, train_tokens, context_length, attend_across_documents)
     # Before anything is encoded: encoding resets truncation, which is part of the JSON form.
     pretrained_sha256 = None if pretrained is None else tokenizer_sha256(pretrained)
     split_settings = {
@@ -303,6 +200,61 @@ def _build(
         },
     }
     (folder / _SUMMARY).write_text(json.dumps(summary, indent=1))
+
+
+def _prepare_stream(
+    corpus: str,
+    tokenizer_spec: str,
+    cache: StreamCache,
+    train_tokens: int,
+    context_length: int,
+    attend_across_documents: bool,
+) -> PreparedData:
+    # Before anything is encoded, as above.
+    sha256 = tokenizer_sha256(cache.tokenizer)
+    held_out = {name: cache.held_out(name) for name in HELD_OUT_SPLITS}
+    rules = {"attend_across_documents": attend_across_documents, "pad_id": cache.tokenizer.eos_token_id}
+    train = StreamedRows(cache, context_length, train_tokens, **rules)
+    pieces = {"train": train.first_shard, **held_out}
+    identity = {
+        **{key: value for key, value in cache.source.identity().items() if not cache.source.is_local or key == "split"},
+        "revision": cache.revision,
+        **{name: piece.sha256 for name, piece in held_out.items()},
+    }
+    splits = {
+        name: PreparedSplit(
+            train
+            if name == "train"
+            else PackedDataset(piece.ids, piece.starts, context_length, pad_last_row=True, **rules),
+            piece.num_documents,
+            piece.num_bytes,
+        )
+        for name, piece in pieces.items()
+    }
+    _require_rows(splits, context_length)
+    return PreparedData(
+        name=corpus,
+        corpus_sha256=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+        tokenizer=cache.tokenizer,
+        tokenizer_spec=tokenizer_spec,
+        tokenizer_sha256=sha256,
+        vocab_size=vocabulary_size(cache.tokenizer),
+        splits=splits,
+        num_documents_read=pieces["train"].num_documents_read,
+        num_bytes_read=sum(piece.num_bytes for piece in pieces.values()),
+        num_exact_duplicates=0,
+        num_near_duplicates=0,
+        context_length=context_length,
+        attend_across_documents=attend_across_documents,
+        split_settings={
+            "train_tokens": train_tokens,
+            "held_out_tokens": cache.held_out_tokens,
+            "subset": cache.source.subset,
+            "stream_split": cache.source.split,
+            "revision": cache.revision,
+        },
+        duplicate_rule=STREAM_DUPLICATE_RULE,
+    )
 
 
 def _require_rows(splits: dict[str, PreparedSplit], context_length: int) -> None:

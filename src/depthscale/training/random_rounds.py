@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from depthscale.runs.config import RandomRounds
+from depthscale.runs.train_config import RandomRounds
 
 #: Keeps these draws apart from the other streams of one seed, such as the order of the rows.
 _STREAM = 1

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from depthscale.runs.config import TrainConfig
 from depthscale.runs.interruption import Interruption
 from depthscale.runs.metrics import append_metric, keep_until, read_metrics
+from depthscale.runs.train_config import TrainConfig
+from depthscale.training.processes import is_true_anywhere
 
 if TYPE_CHECKING:
     from depthscale.training.trainer import LoopedTrainer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MAX_NON_FINITE_IN_A_ROW = 5
 
 
-class RunRecorder(TrainerCallback):
+class TrainingRecorder(TrainerCallback):
     """Writes training records; stops on divergence and interruption; evaluates the last step.
 
     Attributes:
@@ -46,10 +47,17 @@ class RunRecorder(TrainerCallback):
         """Training time so far, earlier parts of a resumed run included."""
         return self.seconds_before + time.monotonic() - self._start
 
-    def go_on_from(self, step: int) -> None:
-        """Take up the records of an earlier part of the run; later ones are dropped, to be written again."""
-        keep_until(self.metrics_path, step)
-        earlier = [r for r in read_metrics(self.metrics_path) if r["kind"] == "train"] if step else []
+    def go_on_from(self, step: int, writes: bool = True) -> None:
+        """Take up the records of an earlier part of the run; later ones are dropped, to be written again.
+
+        Args:
+            step: the last step that counts.
+            writes: whether this process drops them; one of several does.
+        """
+        if writes:
+            keep_until(self.metrics_path, step)
+        records = read_metrics(self.metrics_path) if step else []
+        earlier = [record for record in records if record["kind"] == "train" and record["step"] <= step]
         if earlier:
             self.first_loss = earlier[0]["loss_nats"]
             self.seconds_before = earlier[-1]["seconds"]
@@ -65,11 +73,13 @@ class RunRecorder(TrainerCallback):
         if self.trainer is not None and self.trainer.non_finite_in_a_row >= MAX_NON_FINITE_IN_A_ROW:
             self.divergence = f"{self.trainer.non_finite_in_a_row} non-finite steps in a row"
             control.should_training_stop, control.should_save = True, False
-        elif self.interruption.requested:
+        elif is_true_anywhere(self.interruption.requested):
             control.should_training_stop, control.should_save = True, True
         elif state.global_step >= self.config.steps:
             # Saved as well, so that nothing that goes wrong after the last step can cost the training.
             control.should_evaluate, control.should_save = True, True
+        elif state.global_step in self.config.branch_at:
+            control.should_save = True
         return control
 
     def on_log(

@@ -12,15 +12,21 @@ import torch
 from depthscale.budget import ModelShape, count_parameters
 from depthscale.runs.config import RunConfig
 from depthscale.runs.metrics import read_metrics
-from depthscale.training.outcome import judge
-from depthscale.training.prepare import PreparedData
-from depthscale.training.recorder import RunRecorder
+from depthscale.runs.outcome import judge
+from depthscale.training.prepared_data import PreparedData
+from depthscale.training.processes import num_processes
+from depthscale.training.recorder import TrainingRecorder
 from depthscale.training.trainer import LoopedTrainer
 from depthscale.training.training_flops import training_flops
 
+#: What ``weight_decay`` acted on, and how often.
+WEIGHT_DECAY_RULE = (
+    "decoupled; on matrices and embeddings, not on norm gains; once per step on a tied weight, however often visited"
+)
+
 
 def training_result(
-    config: RunConfig, data: PreparedData, trainer: LoopedTrainer, recorder: RunRecorder
+    config: RunConfig, data: PreparedData, trainer: LoopedTrainer, recorder: TrainingRecorder
 ) -> dict[str, Any]:
     """Evaluate the trained model on both held-out splits and put down all that the run was and cost, as plain data."""
     seconds = recorder.seconds
@@ -47,6 +53,7 @@ def training_result(
         "outcome": outcome,
         "outcome_reason": reason,
         "start": config.start.model_dump() if config.start else None,
+        "branch": config.branch.model_dump() if config.branch else None,
         "seed": config.train.seed,
         "data_seed": config.train.data_seed,
         "step": trainer.state.global_step,
@@ -93,7 +100,13 @@ def training_result(
             "context_length": config.data.context_length,
         },
         "optimization": {
+            "optimizer": config.train.optimizer,
             "lr": config.train.lr,
+            "weight_decay": config.train.weight_decay,
+            "weight_decay_rule": WEIGHT_DECAY_RULE,
+            "base_width": config.train.base_width,
+            "rows_per_step": config.train.rows_per_step(num_processes()),
+            "num_processes": num_processes(),
             "schedule": config.train.schedule,
             "warmup_steps": config.train.warmup_steps,
             "share_clipped": trainer.num_clipped / max(trainer.state.global_step, 1),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +36,13 @@ from depthscale.runs.metrics import append_metric
 from depthscale.runs.results import read_result, result_path, write_result
 from depthscale.training.alignment_log import AlignmentLog
 from depthscale.training.alignment_points import Settings
+from depthscale.training.branching import begin_at_branch_point
 from depthscale.training.model import build_model, model_config
-from depthscale.training.prepare import PreparedData, prepare_data
+from depthscale.training.prepare import prepare_data
+from depthscale.training.prepared_data import PreparedData
+from depthscale.training.processes import is_first_process, is_true_anywhere, num_processes, wait_for_all
 from depthscale.training.progress import ProgressBar
-from depthscale.training.recorder import RunRecorder
+from depthscale.training.recorder import TrainingRecorder
 from depthscale.training.result import training_result
 from depthscale.training.start import continue_from
 from depthscale.training.tensorboard import tensorboard_callback
@@ -59,6 +65,7 @@ def train_run(
         RunInterruptedError: SIGINT or SIGTERM came; a checkpoint was written first.
     """
     console = console or Console(quiet=True)
+    _refuse_sharding()
     _refuse_another_run(directory, config, resume)
     if resume and result_path(directory, "training").exists():
         return read_result(directory, "training")
@@ -79,16 +86,24 @@ def train_run(
     state_directory = directory / TRAINING_STATE
     try:
         state_directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(state_directory / LOCK_FILE, timeout=0), graceful_interruption() as interruption:
+        with _lock(state_directory), graceful_interruption() as interruption:
             # Only now, when nothing can be wrong with the input any more, is the directory this run's own.
-            write_toml(directory / CONFIG_FILE, config)
-            _train(config, directory, data, model, resume, console, interruption)
+            if is_first_process():
+                write_toml(directory / CONFIG_FILE, config)
+            result = _train(config, directory, data, model, resume, console, interruption)
     except Timeout as error:
         raise ResultError(f"another process is training in {directory}; wait for it or end it") from error
     except OSError as error:
         raise ResultError(f"training in {directory} failed to read or write: {error}") from error
+    if not is_first_process():
+        return result
     shutil.rmtree(state_directory, ignore_errors=True)
     return read_result(directory, "training")
+
+
+def _lock(state_directory: Path) -> AbstractContextManager[object]:
+    """Held by a run's first process, for all of its processes."""
+    return FileLock(state_directory / LOCK_FILE, timeout=0) if is_first_process() else nullcontext()
 
 
 def _without_gradient(config: RunConfig) -> str | None:
@@ -113,40 +128,60 @@ def _train(
     resume: bool,
     console: Console,
     interruption: Interruption,
-) -> None:
+) -> dict[str, Any]:
     metrics_path = directory / METRICS_FILE
-    tokens_per_step = config.train.batch_rows * config.train.accumulation * config.data.context_length
-    recorder = RunRecorder(config.train, metrics_path, tokens_per_step, interruption)
+    tokens_per_step = config.train.rows_per_step(num_processes()) * config.data.context_length
+    recorder = TrainingRecorder(config.train, metrics_path, tokens_per_step, interruption)
     callbacks: list[TrainerCallback] = [recorder, ProgressBar(console, tokens_per_step)]
     if config.train.log_alignment_every:
         callbacks.append(AlignmentLog(config.train.log_alignment_every, data, Settings(), metrics_path))
     if config.train.tensorboard:
         callbacks.append(tensorboard_callback(directory / TENSORBOARD))
     state_directory = directory / TRAINING_STATE
-    saved = _newest_whole_checkpoint(state_directory, console) if resume else None
+    if is_first_process():
+        begin_at_branch_point(config, directory, console)
+    wait_for_all()
+    saved = _newest_whole_checkpoint(state_directory, console) if resume or config.branch else None
     step = _step_of(saved) if saved else 0
-    recorder.go_on_from(step)
+    recorder.go_on_from(step, writes=is_first_process())
     trainer = LoopedTrainer(model, config.train, data, state_directory, metrics_path, callbacks)
     recorder.trainer = trainer
     if saved:
         trainer.take_up_counters(saved)
-        append_metric(metrics_path, {"step": step, "kind": "resumed"})
+        first_record = {"step": step, "kind": "resumed"}
     else:
-        append_metric(metrics_path, {"step": 0, "kind": "visits", **trainer.measured_visits()})
+        first_record = {"step": 0, "kind": "visits", **trainer.measured_visits()}
+    if is_first_process():
+        append_metric(metrics_path, first_record)
     trainer.train(resume_from_checkpoint=str(saved) if saved else None)
     finished = trainer.state.global_step >= config.train.steps or recorder.divergence is not None
-    if interruption.signal_number is not None and not finished:
+    if not finished and is_true_anywhere(interruption.requested):
         raise RunInterruptedError(
             f"interrupted at step {trainer.state.global_step} of {config.train.steps}; go on with"
             f" depthscale train --resume --run-dir {directory}",
-            interruption.signal_number,
+            interruption.signal_number or signal.SIGTERM,
         )
+    # What the first process wrote is read by all.
+    wait_for_all()
     result = training_result(config, data, trainer, recorder)
-    _save_final(trainer, data.tokenizer, directory)
-    write_result(directory, "training", result)
+    if is_first_process():
+        _save_final(trainer, data.tokenizer, directory)
+        write_result(directory, "training", result)
+    return result
+
+
+def _refuse_sharding() -> None:
+    """On CPUs accelerate would ignore the wish in silence, and our measurements during training need whole weights."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise ConfigError(
+            "accelerate was asked for FSDP (ACCELERATE_USE_FSDP); 'train' keeps all weights on every process: start it"
+            " with torchrun, or shard in a loop of your own with depthscale.shard_looped"
+        )
 
 
 def _refuse_another_run(directory: Path, config: RunConfig, resume: bool) -> None:
+    if not is_first_process():
+        return  # By now the first one may have begun to write there.
     config_path = directory / CONFIG_FILE
     if config_path.exists():
         if not resume:

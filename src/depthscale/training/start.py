@@ -29,6 +29,7 @@ _MUST_AGREE = (
     "tie_word_embeddings",
     "rope_theta",
     "rms_norm_eps",
+    "output_multiplier",
 )
 
 

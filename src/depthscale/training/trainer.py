@@ -2,10 +2,10 @@
 
     _get_train_sampler   rows in an order that depends on (data seed, position) alone, the same for every arm
     compute_loss         random rounds: every micro-batch of a step makes the rounds drawn for it
-    create_optimizer     learning-rate multipliers per segment, no decay on norm gains
+    create_optimizer     the optimizer by name, learning-rate multipliers per segment, no decay on norm gains
     _clip_grad_norm      counts clipped steps; a non-finite step is skipped, its gradient dropped
     evaluate             nats and bits per byte on named splits, and what is measured of visits and weights
-    _save_checkpoint     written beside, then renamed: a checkpoint is whole or absent
+    _save_checkpoint     written beside, then renamed: a checkpoint is whole or absent; never of non-finite weights
 
 Everything else (loop, accumulation, precision, schedule, resume, distribution) is transformers'.
 """
@@ -26,13 +26,16 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArgum
 
 from depthscale.errors import CheckpointError
 from depthscale.evaluation.loss import evaluate_loss
-from depthscale.runs.config import TrainConfig
+from depthscale.nn import LoopedLMForCausalLM
 from depthscale.runs.manifest import write_manifest
 from depthscale.runs.metrics import append_metric
+from depthscale.runs.train_config import TrainConfig
 from depthscale.training.batch_order import EpochOrderSampler
+from depthscale.training.branching import keep_branch_point
 from depthscale.training.measure import WeightMovement, measure_visits
-from depthscale.training.parameter_groups import optimizer_groups
-from depthscale.training.prepare import PreparedData
+from depthscale.training.optimizers import build_optimizer
+from depthscale.training.prepared_data import PreparedData
+from depthscale.training.processes import num_processes
 from depthscale.training.random_rounds import draw_rounds
 
 #: Checkpoints kept while training; the older one survives a fault found late in the newer.
@@ -58,7 +61,7 @@ def training_arguments(config: TrainConfig, output_directory: Path) -> TrainingA
     return TrainingArguments(
         output_dir=str(output_directory),
         per_device_train_batch_size=config.batch_rows,
-        gradient_accumulation_steps=config.accumulation,
+        gradient_accumulation_steps=config.accumulation_over(num_processes()),
         max_steps=config.steps,
         learning_rate=config.lr,
         lr_scheduler_type=schedule,
@@ -97,7 +100,7 @@ class LoopedTrainer(Trainer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: LoopedLMForCausalLM,
         config: TrainConfig,
         data: PreparedData,
         output_directory: Path,
@@ -111,9 +114,12 @@ class LoopedTrainer(Trainer):
         self.num_non_finite = 0
         self.non_finite_in_a_row = 0
         self.movement = WeightMovement(model)
+        arguments = training_arguments(config, output_directory)
+        # A truncated loop may leave weights without gradient, which several processes must then look for at every step.
+        arguments.ddp_find_unused_parameters = any(segment["grad_rounds"] is not None for segment in model.config.plan)
         super().__init__(
             model=model,
-            args=training_arguments(config, output_directory),
+            args=arguments,
             train_dataset=data.splits["train"].dataset,
             eval_dataset=data.splits["tuning"].dataset,
             data_collator=data.collate,
@@ -125,11 +131,12 @@ class LoopedTrainer(Trainer):
                 self.remove_callback(type(callback))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        rows_per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        dataset = self.data.splits["train"].dataset
         return EpochOrderSampler(
-            num_rows=len(self.train_dataset),
+            num_rows=len(dataset),
             seed=self.run_config.data_seed,
-            num_samples=rows_per_step * self.run_config.steps,
+            num_samples=self.run_config.rows_per_step(self.args.world_size) * self.run_config.steps,
+            rows_per_block=dataset.rows_per_block,
         )
 
     def compute_loss(
@@ -147,9 +154,7 @@ class LoopedTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            optimizer_class, arguments = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            groups = optimizer_groups(self.model, self.args.learning_rate, self.args.weight_decay)
-            self.optimizer = optimizer_class(groups, **arguments)
+            self.optimizer = build_optimizer(self.model, self.run_config)
         return self.optimizer
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
@@ -214,10 +219,15 @@ class LoopedTrainer(Trainer):
         return measure_visits(self.model, batch)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
+        if not _is_finite(self.model):
+            # The checkpoints before are the last good ones; the next step will be seen not to be finite.
+            return
         final_home = Path(self.args.output_dir)
         staging = final_home / ".writing"
         if self.args.should_save:
             shutil.rmtree(staging, ignore_errors=True)
+        # Others would write into a folder that is still being emptied.
+        self.accelerator.wait_for_everyone()
         self.args.output_dir = str(staging)
         try:
             super()._save_checkpoint(model, trial)
@@ -241,12 +251,19 @@ class LoopedTrainer(Trainer):
             target = final_home / finished.name
             shutil.rmtree(target, ignore_errors=True)
             finished.rename(target)
+            if int(target.name.rpartition("-")[2]) in self.run_config.branch_at:
+                keep_branch_point(target, final_home.parent)
         for old in checkpoints(final_home)[:-CHECKPOINTS_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
 
     def take_up_counters(self, checkpoint: Path) -> None:
         """Go on counting clipped and skipped steps from where ``checkpoint`` was written."""
         self.num_clipped, self.num_non_finite = json.loads((checkpoint / _COUNTERS).read_text())
+
+
+@torch.no_grad()
+def _is_finite(model: nn.Module) -> bool:
+    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def checkpoints(directory: Path) -> list[Path]:
