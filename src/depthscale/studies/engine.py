@@ -212,8 +212,8 @@ class _Display:
 
 
 def _steps_written(job: Job) -> int:
-    # The metrics beside a finished run are of its training, whatever it is asked afterwards.
-    if job.result != "training":
+    # Tasks are asked of a finished run, whose metrics are those of its training.
+    if job.result == "tasks":
         return 0
     path = job.directory / METRICS_FILE
     records = read_metrics(path) if path.exists() else []
