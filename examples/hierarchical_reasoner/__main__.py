@@ -6,19 +6,22 @@ PYTHONPATH=examples python -m hierarchical_reasoner --out runs/reasoner
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 import typer
 
-from depthscale.errors import DepthscaleError
+from depthscale.errors import ConfigError, DepthscaleError
 
 from .cells import Settings, run_cells, write_settings
 from .model import Shape, build
 from .page import write_table_page
 from .puzzles import describe, load_or_make
 from .table import write_table
+
+Number = TypeVar("Number", int, float)
 
 
 def main(
@@ -41,8 +44,8 @@ def main(
         steps=steps,
         batch=batch,
         rules=tuple(rules.split(",")),
-        seeds=tuple(int(seed) for seed in seeds.split(",")),
-        rates=tuple(float(rate) for rate in rates.split(",")),
+        seeds=_numbers("--seeds", seeds, int),
+        rates=_numbers("--rates", rates, float),
         tuning_seed=101,
         tuning_share=0.3,
         max_extensions=2,
@@ -62,6 +65,13 @@ def main(
     for sentence in table["verdict"]:
         typer.echo(sentence)
     typer.echo(f"page: {write_table_page(out, table)}")
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{option} came as '{text}'; expected numbers with commas between them") from error
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,6 +54,10 @@ class Settings:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise ConfigError(f"{name} came as {values}; expected at least one, each once")
+        if not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
+            raise ConfigError(f"rates came as {self.rates}; expected positive numbers")
+        if not all(seed >= 0 for seed in self.seeds):
+            raise ConfigError(f"seeds came as {self.seeds}; expected whole numbers of 0 or more")
 
     def training(self, lr: float, seed: int, share: float = 1.0) -> Training:
         """How one cell is trained."""
@@ -100,11 +105,12 @@ def run_cells(
 
 
 def best_rate(cells: Sequence[dict[str, Any]]) -> float:
-    """The rate of the smallest mean loss over levels; a diverged cell is never chosen while another is there."""
+    """The rate of the smallest loss over levels; no diverged cell, or one without a loss, while another is there."""
     losses = [
         (
             cell["outcome"] == "diverged",
-            sum(level["loss_nats"] or 0.0 for level in cell["levels"].values()) / len(cell["levels"]),
+            # A loss that was not finite is stored as null.
+            sum(math.inf if level["loss_nats"] is None else level["loss_nats"] for level in cell["levels"].values()),
             cell["training"]["lr"],
         )
         for cell in cells

@@ -43,6 +43,10 @@ class Shape:
     fast_visits: int = 4
     num_cycles: int = 2
 
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise PlanError(f"width came as {self.width}; expected a multiple of the {self.num_heads} heads")
+
     def counts(self) -> VisitCounts:
         """Visits of both modules, as a residual rule asks for them."""
         return VisitCounts(

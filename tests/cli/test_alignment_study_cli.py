@@ -97,6 +97,10 @@ def test_one_cell_by_hand(
     shown = capsys.readouterr().out
     assert "R = 2" in shown
     assert "training: finished" in shown
+    assert run(monkeypatch, "align", str(cell), "--json", "--out", str(tmp_path / "cell")) == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == "finished"
+    assert run(monkeypatch, "align", str(cell), "--rounds", "2,4") == 2
+    assert "--rounds would change nothing here" in command_line.one_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +111,9 @@ def test_one_cell_by_hand(
         (("--study", "tinny"), "did you mean 'tiny'"),
         (("--study", "tiny", "--edge", "0.5"), "expected LOW,HIGH"),
         (("--study", "tiny", "--edge", "0.5,0.4"), "expected the lower end first"),
+        (("--study", "tiny", "--edge", "0.5,inf"), "an open interval has no edge to predict"),
+        (("--study", "tiny", "--rows", "2", "--probes", "1"), "--rows and --probes would change nothing here"),
+        (("x.toml", "--workers", "2"), "--workers would change nothing here"),
         (("--study", "tiny", "--set", "study.base=x"), "base 'x' is not among the arms"),
     ],
 )

@@ -40,6 +40,7 @@ def test_the_page_holds_every_section_and_every_figure(directory: Path) -> None:
         "A real step over R",
         "What κ depends on, one thing at a time",
         "Earlier figures",
+        '<th scope="col">Bend</th>',
         "base: deeploop, post",
         "1.36",
     ):
@@ -107,12 +108,24 @@ def test_no_answers_are_said(directory: Path) -> None:
     result["self_consistent"]["edge"] = [0.3, 0.35]
     found = said(result)
     assert found["Stability threshold"].startswith("none: in each of 6 conditions")
+    # Which of them fails most was not counted.
+    assert "mostly" not in found["Stability threshold"]
     assert "The bound is broken in 1 of 2 groups" in found["One SGD step"]
     agrees = found["Exponent that agrees with itself"]
     assert "is above those measured" in agrees
-    assert "0.300 to 0.350; p* does not predict it" in agrees
+    assert "0.300 to 0.350; too little was measured" in agrees
+    solution["missing"] = []
+    assert "0.300 to 0.350; p* does not predict it" in said(result)["Exponent that agrees with itself"]
     result["conditions"] = [c for c in result["conditions"] if c["step"] == 0]
     assert "Only initialization was measured" in said(result)["Growth of alignment"]
+    for c in result["conditions"]:
+        c["step"] = 7
+    assert said(result)["Growth of alignment"].endswith("Step 7 alone was measured in every arm.")
+    for c in result["conditions"]:
+        c["threshold"] = {"reason": "too few points"}
+    assert said(result)["Stability threshold"].startswith("none: no condition has the points")
+    solution["missing"] = ["1 batch sizes were measured; 2 are needed"]
+    assert "too little was measured, so p* is no recommendation" in said(result)["Exponent that agrees with itself"]
     result["self_consistent"] = None
     assert "Exponent that agrees with itself" not in said(result)
 
@@ -120,6 +133,8 @@ def test_no_answers_are_said(directory: Path) -> None:
 def test_an_exponent_without_an_answer_is_a_dash() -> None:
     assert alignment_words.interval({"reason": "too few points"}) == "—"
     assert alignment_words.interval({"exponent": 0.5, "lower": None, "upper": 0.7}) == "0.50 [open, 0.70]"
+    assert alignment_words.bend({"bend": None}) == "—"
+    assert alignment_words.bend({"bend": -0.4, "bend_error": 0.1}) == "−0.40 ± 0.10"
     assert alignment_words.threshold({"threshold": {"reason": "x"}}) == "none"
 
 

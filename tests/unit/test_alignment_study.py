@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from synthetic_alignment import cell_results, study_file
 
+from depthscale.alignment.errors import AlignmentError
+from depthscale.alignment.growth import growth_exponent
 from depthscale.alignment.kappa import Alignment
+from depthscale.alignment.seed_growth import at_one_level, growth_over_seeds
+from depthscale.alignment.self_consistent import SelfConsistentExponent
 from depthscale.alignment.study import study_result
-from depthscale.alignment.study_conditions import alignment_from, at_one_level
+from depthscale.alignment.study_conditions import alignment_from
 from depthscale.alignment.study_exponent import exponent_record
 from depthscale.alignment.study_growth import effective_exponent
 from depthscale.errors import ConfigError
@@ -73,16 +78,19 @@ def test_maxima_that_grow_leave_no_threshold() -> None:
 FAMILY = {"deepnorm": 0.25, "p0.35": 0.35, "deeploop": 0.5, "p0.6": 0.6}
 
 
-def exponents(edge: tuple[float, float] | None = None, shift: float = 0.0, **seeds: Any) -> dict[str, Any]:
+def exponents(
+    edge: tuple[float, float] | None = None, shift: float = 0.0, level: float = 0.95, **differs: Any
+) -> dict[str, Any]:
     """gamma(p) = 1.25 - p + shift measured at four exponents, three steps and two batch sizes."""
     shared = {
         "norm_placement": "post", "plan_kind": "looped", "num_blocks": 1, "hidden_size": 32,
-        "num_attention_heads": 2, "optimizer": "adamw", "tokens": "text",
+        "num_attention_heads": 2, "mlp": "gelu", "optimizer": "adamw", "tokens": "text", "lr": 1e-3,
     }  # fmt: skip
     arms = [{"name": name, "exponent": p, **shared} for name, p in FAMILY.items()]
     arms += [
         {"name": "wide", "exponent": 0.5, **shared, "hidden_size": 64},
         {"name": "pre", "exponent": None, **shared, "norm_placement": "pre"},
+        {"name": "differs", "exponent": 0.5, **shared, **(differs or {"hidden_size": 64})},
     ]
     conditions = [
         {
@@ -95,14 +103,13 @@ def exponents(edge: tuple[float, float] | None = None, shift: float = 0.0, **see
                 for name in ("kappa", "kappa_common")
             },
             "threshold": {"value": None, "failed": ("max ||U|| grows",) if arm["name"] == "deeploop" else ()},
-            "seed_exponents": {"kappa": [], "kappa_common": seeds.get("common", [])},
         }
         for arm in arms
         for step in (0, 50, 200)
         for rows in (4, 16)
         for gamma in [1.25 - (arm["exponent"] or 9.0) + shift]
     ]
-    return exponent_record(arms, "deeploop", conditions, edge, 0.95)
+    return exponent_record(arms, "deeploop", conditions, edge, level)
 
 
 def test_the_exponent_that_agrees_with_itself() -> None:
@@ -133,10 +140,54 @@ def test_an_exponent_outside_those_measured_says_on_which_side() -> None:
     assert {crossing["estimate_outside"] for crossing in below["crossings"]} == {"below"}
 
 
-def test_seeds_that_disagree_widen_the_error_of_gamma() -> None:
-    record = exponents(common=[0.5, 0.7, 0.9])
-    assert len(record["kappa_common"]["points"]) == 4 * 3 * 2
-    assert all(p["standard_error"] == pytest.approx(0.2 / 3**0.5) for p in record["kappa_common"]["points"])
+def test_an_arm_of_another_rate_or_mlp_is_no_point_of_the_family() -> None:
+    for differs in ({"lr": 3e-3}, {"mlp": "swiglu"}):
+        record = exponents(**differs)
+        assert record["arms"] == FAMILY
+        assert record["kappa"]["solution"]["estimate"] == pytest.approx(0.45, abs=1e-9)
+
+
+def test_the_error_of_gamma_is_read_off_its_interval_at_the_studys_level() -> None:
+    # Source: the normal quantile of a two-sided 80 % interval, 1.281552.
+    points = exponents(level=0.8)["kappa"]["points"]
+    assert all(p["standard_error"] == pytest.approx(0.0196 / 1.281552, rel=1e-6) for p in points)
+
+
+def test_an_open_interval_meets_every_edge_and_recommends_nothing() -> None:
+    solved = SelfConsistentExponent((), 0.4, 0.3, math.inf, ())
+    assert not solved.is_recommendation((0.9, 0.95))
+
+
+def test_seeds_that_disagree_widen_the_interval_of_gamma() -> None:
+    keys = [(rounds, seed) for seed in (1, 2, 3) for rounds in (1, 2, 4, 8, 16)]
+    values = [rounds ** (0.5, 0.7, 0.9)[seed - 1] for rounds, seed in keys]
+    found = growth_over_seeds(keys, values, 0.95)
+    # Source: Student's quantile at 2 degrees of freedom, 4.302653.
+    half_width = 4.302653 * 0.2 / 3**0.5
+    assert (found.exponent, found.lower, found.upper) == pytest.approx((0.7, 0.7 - half_width, 0.7 + half_width))
+    plain = growth_exponent([float(rounds) for rounds, _ in keys], values)
+    assert plain.upper - plain.lower < found.upper - found.lower
+    # Seeds that agree leave the fit's own interval.
+    alike = [rounds**0.7 * (1.01 if rounds == 4 else 1.0) for rounds, _ in keys]
+    assert growth_over_seeds(keys, alike, 0.95) == growth_exponent([float(r) for r, _ in keys], alike)
+
+
+def test_the_threshold_holds_the_spread_of_the_seeds() -> None:
+    file = study_file()
+    own = {1: -0.03, 2: 0.0, 3: 0.03}
+    cells = cell_results(file, gamma=lambda cell, step: 0.5 + own[cell.train.seed])
+    found = condition(study_result(file, [c for c in cells if c["arm"] == "deeploop"]), "deeploop", 0)
+    assert found["threshold"]["value"] == pytest.approx(0.375, abs=0.005)
+    assert found["threshold"]["upper"] - found["threshold"]["value"] == pytest.approx(4.303 * 0.03 / 3**0.5 / 4, rel=0.15)
+
+
+def test_a_study_without_a_measurement_is_one_line() -> None:
+    file = study_file()
+    cells = cell_results(file)
+    for cell in cells:
+        cell |= {"points": [], "one_steps": [], "outcome": "could not be measured at step 0: no gradient"}
+    with pytest.raises(AlignmentError, match="no cell of study 'synthetic' was measured; the first: could not be"):
+        study_result(file, cells)
 
 
 def test_a_real_step_over_rounds(result: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from hierarchical_reasoner import cells, model, puzzles, sudoku, table, training
+from hierarchical_reasoner.__main__ import main
 from hierarchical_reasoner.page import write_table_page
 from test_reports import Page
 
@@ -223,3 +224,29 @@ def test_it_learns_four_by_four() -> None:
 def test_scales_of_deeploop_are_of_gradient_visits_only() -> None:
     one, many = (replace(SMALL, num_cycles=cycles).counts() for cycles in (1, 4))
     assert deeploop(one).groups == deeploop(many).groups
+
+
+def test_a_cell_without_a_finite_loss_is_not_the_best() -> None:
+    def cell(lr: float, loss: float | None) -> dict[str, Any]:
+        return {"outcome": "finished", "levels": {"few": {"loss_nats": loss}}, "training": {"lr": lr}}
+
+    assert cells.best_rate([cell(1.0, None), cell(0.1, 1.2)]) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": "1,a"}, "--seeds came as '1,a'"),
+        ({"rates": "fast"}, "--rates came as 'fast'"),
+        ({"rates": "0"}, "expected positive numbers"),
+        ({"rates": "nan"}, "expected positive numbers"),
+        ({"seeds": "-1"}, "expected whole numbers of 0 or more"),
+        ({"width": 30}, "expected a multiple of the 4 heads"),
+    ],
+)
+def test_bad_settings_are_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    sizes: dict[str, Any] = {"box": 2, "steps": 1, "batch": 1, "width": 8, "fast_visits": 1, "cycles": 1}
+    numbers: dict[str, Any] = {"rules": "unscaled", "seeds": "1", "rates": "1e-3", "boards": 1, "held_out": 1}
+    with pytest.raises((ConfigError, PlanError), match=message):
+        main(tmp_path, **{**sizes, **numbers, **change})
+    assert not list(tmp_path.iterdir())

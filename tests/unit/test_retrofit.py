@@ -139,3 +139,11 @@ def test_deeploops_skip_scale_on_a_pre_norm_block_names_the_rule_for_it() -> Non
         ScaledResidual(nn.Linear(4, 4), skip=8.5, before=nn.RMSNorm(4))
     ScaledResidual(nn.Linear(4, 4), skip=8.5, before=nn.RMSNorm(4), after=nn.RMSNorm(4))
     ScaledResidual(nn.Linear(4, 4), branch=0.3, before=nn.RMSNorm(4))
+
+
+def test_a_slice_that_runs_backwards_scales_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    before = model[0].weight.clone()
+    with pytest.raises(AlignmentError, match="runs backwards"):
+        apply_init_gain(model, ["0.weight", ("1.weight", slice(2, None, -1))], 0.5)
+    assert torch.equal(model[0].weight, before)

@@ -1,6 +1,7 @@
 """A sweep from its file to its report, on runs whose endings the test chooses; and one whose runs are real."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -13,12 +14,12 @@ from synthetic_sweep import STEPS, Ending, additions, make_file, sweep_tables, w
 from test_reports import Page
 from tiny_run import write_corpus
 
-from depthscale.errors import ConfigError, ResultError
+from depthscale.errors import ConfigError, DepthscaleError, ResultError
 from depthscale.reports.sweep_report import build_sweep_report
 from depthscale.runs.config_file import read_toml, validate, write_toml
 from depthscale.runs.results import read_result
 from depthscale.runs.sweep_config import THRESHOLD_ARM, SweepFile
-from depthscale.studies import sweep
+from depthscale.studies import sweep, sweep_analysis
 from depthscale.studies.engine import Failure, Job
 from depthscale.studies.sweep import read_sweep_file, run_sweep, sweep_presets, write_sweep
 from depthscale.studies.sweep_analysis import write_sweep_result
@@ -162,6 +163,49 @@ def test_another_sweep_or_threshold_in_one_directory_is_refused(
         write_sweep(tmp_path, make_file(seeds=[1, 2]))
     with pytest.raises(ResultError, match="already has a threshold arm"):
         make_synthetic(tmp_path, monkeypatch, **SMALL, threshold=(0.5, "second"))
+
+
+def test_a_threshold_that_is_no_exponent_is_refused_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for p in (math.nan, math.inf):
+        with pytest.raises(DepthscaleError):
+            make_synthetic(tmp_path, monkeypatch, **SMALL, threshold=(p, "test"))
+        assert not (tmp_path / "runs").exists()
+        assert additions(tmp_path) == []
+
+
+def test_a_sweep_that_ended_between_two_additions_makes_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_synthetic(tmp_path, monkeypatch)
+    path = tmp_path / "study.json"
+    document = json.loads(path.read_text())
+    near, longer = document["later_additions"]
+    path.write_text(json.dumps({**document, "later_additions": [near]}))
+    make_synthetic(tmp_path, monkeypatch)
+    assert [{**a, "added": ""} for a in additions(tmp_path)] == [{**a, "added": ""} for a in (near, longer)]
+
+
+def test_seeds_that_are_better_at_every_exponent_make_no_trend() -> None:
+    """Better seeds train at smaller p: over all runs the loss falls with 1/p, within each seed it does not."""
+    levels = {1: 2.5, 2: 2.6, 3: 2.7, 4: 2.8}
+    cells = [
+        {
+            "p": p,
+            "runs": [
+                {"seed": seed, "outcome": "finished", "loss_nats": levels[seed] + 0.001 * (-1) ** (index + seed)}
+                for seed in range(1, index + 2)
+            ],
+        }
+        for index, p in enumerate((0.3, 0.4, 0.5, 0.6))
+    ]
+    trend = sweep_analysis._loss_trend(cells, 0.95)
+    low, high = trend["interval"]
+    assert low < 0 < high
+    # The one run of seed 4 has no other beside it.
+    assert (trend["num_runs"], trend["exponents"]) == (9, [0.3, 0.4, 0.5, 0.6])
+    assert sweep_analysis._loss_trend(cells[:2], 0.95) is None
 
 
 def test_runs_of_another_rate_or_no_runs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,9 +154,19 @@ def stability_threshold(
         gradient_maxima: max_r ||G_r|| in units of beta/alpha.
         level: of the intervals.
     """
-    gamma = growth_exponent(rounds, kappa, level)
-    map_growth = growth_exponent(rounds, map_maxima, level)
-    gradient_growth = growth_exponent(rounds, gradient_maxima, level)
+    return threshold_of(*(growth_exponent(rounds, values, level) for values in (kappa, map_maxima, gradient_maxima)))
+
+
+def threshold_of(
+    gamma: GrowthExponent, map_growth: GrowthExponent, gradient_growth: GrowthExponent
+) -> StabilityThreshold:
+    """:func:`stability_threshold` of exponents that are fitted already.
+
+    Args:
+        gamma: growth of kappa.
+        map_growth: of max_r ||U_r|| in units of beta/alpha.
+        gradient_growth: of max_r ||G_r|| in units of beta/alpha.
+    """
     failed = []
     for name, growth in (("max ||U||", map_growth), ("max ||G||", gradient_growth)):
         if not growth.is_precise:

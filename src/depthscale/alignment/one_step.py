@@ -105,7 +105,7 @@ def measure_step(
     others = tuple(Sublayer(name, "other", ((name,),)) for name in moved if name not in inside)
     terms = {}
     for sublayer in (*sublayers, *others):
-        length = _length([moved[name] for name in sublayer.parameters if name in moved])
+        length = change_length([moved[name] for name in sublayer.parameters if name in moved])
         if length > 0:
             norm = operator_norm(module, final_states, sublayer, num_iterations=num_iterations, seed=seed)
             terms[sublayer.name] = norm.value * length
@@ -113,10 +113,10 @@ def measure_step(
     first_order = push_forward(module, final_states, moved, visits=visits)
     return StepChange(
         actual=state_change(module, final_states, moved),
-        first_order=_length([first_order]),
+        first_order=change_length([first_order]),
         bound=sum(terms.values()),
         terms=terms,
-        step_norm=_length(list(moved.values())),
+        step_norm=change_length(list(moved.values())),
     )
 
 
@@ -163,8 +163,9 @@ def state_change(module: nn.Module, final_states: Callable[[], Tensor], change: 
         finally:
             for name, tensor in held.items():
                 parameters[name].copy_(tensor)
-    return _length([after - before])
+    return change_length([after - before])
 
 
-def _length(tensors: Sequence[Tensor]) -> float:
+def change_length(tensors: Sequence[Tensor]) -> float:
+    """Euclidean length of all of them together, summed in float64."""
     return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in tensors))

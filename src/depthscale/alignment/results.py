@@ -61,13 +61,13 @@ def _growth(points: Sequence[RoundsPoint], level: float) -> dict[str, Any]:
     rounds = [float(point.rounds) for point in points]
 
     def exponent(values: Sequence[float]) -> dict[str, Any]:
-        return _or_reason(lambda: dataclasses.asdict(growth_exponent(rounds, values, level)))
+        return or_reason(lambda: dataclasses.asdict(growth_exponent(rounds, values, level)))
 
     def threshold(kappa: Sequence[float], maps: Sequence[float | None], gradients: Sequence[float | None]) -> Any:
         units = [(u, g) for u, g in zip(maps, gradients, strict=True) if u is not None and g is not None]
         if len(units) < len(points):
             return {"reason": "the maxima have no unit, since no rule was applied"}
-        return _or_reason(
+        return or_reason(
             lambda: stability_threshold(rounds, kappa, [u for u, _ in units], [g for _, g in units], level).to_dict()
         )
 
@@ -109,7 +109,8 @@ def _by_sublayer(alignments: Sequence[Alignment]) -> dict[str, list[SublayerAlig
     return {name: found for name, found in rows.items() if len(found) == len(alignments)}
 
 
-def _or_reason(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def or_reason(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is computed, or under ``reason`` why it cannot be."""
     try:
         return compute()
     except (AlignmentError, FitError) as error:

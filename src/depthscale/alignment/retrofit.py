@@ -35,8 +35,8 @@ def apply_init_gain(module: nn.Module, names: Sequence[Weights], gain: float) ->
         gain: positive.
 
     Raises:
-        AlignmentError: unknown name, one weight twice, an empty slice, a gain that is not positive, or a weight that
-            another gain has multiplied before.
+        AlignmentError: unknown name, one weight twice, an empty or backward slice, a gain that is not positive, or a
+            weight that another gain has multiplied before.
 
     Example:
         >>> layer = nn.Linear(2, 6, bias=False)
@@ -81,6 +81,8 @@ def _region(name: str, parameter: Tensor, part: slice | tuple[slice, ...]) -> Re
         raise AlignmentError(f"{part} of '{name}' {tuple(parameter.shape)} came; expected one slice a dimension")
     slices += (slice(None),) * (parameter.ndim - len(slices))
     region = tuple(one.indices(size) for one, size in zip(slices, parameter.shape, strict=True))
+    if any(step < 0 for *_, step in region):
+        raise AlignmentError(f"{part} of '{name}' runs backwards; expected slices with positive steps")
     if any(not range(*bounds) for bounds in region):
         raise AlignmentError(f"{part} of '{name}' {tuple(parameter.shape)} is empty; expected some of its numbers")
     return region

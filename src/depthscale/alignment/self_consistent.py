@@ -77,12 +77,13 @@ class SelfConsistentExponent:
     missing: tuple[str, ...]
 
     def is_recommendation(self, edge: tuple[float, float] | None) -> bool:
-        """Whether p* may be called a recommendation: nothing is missing and it meets the measured edge.
+        """Whether p* may be called a recommendation: nothing is missing, its interval has two ends and meets the edge.
 
         Args:
             edge: interval of the exponent at which half of the runs train, from a sweep; None where none was found.
         """
-        if edge is None or self.missing or not math.isfinite(self.estimate):
+        # An open interval meets edges anywhere and predicts none.
+        if edge is None or self.missing or not all(map(math.isfinite, (self.lower, self.estimate, self.upper))):
             return False
         return self.lower <= edge[1] and edge[0] <= self.upper
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from depthscale.alignment.errors import AlignmentError
 from depthscale.alignment.results import DEFINITIONS
 from depthscale.alignment.study_conditions import condition_record, points_by_condition
 from depthscale.alignment.study_exponent import exponent_record
@@ -30,10 +31,15 @@ def study_result(
         file: of the study.
         cells: results of those that are measured.
         edge: interval of the exponent at which half of the runs train, from a sweep of the same shape.
+
+    Raises:
+        AlignmentError: no cell has a measurement.
     """
     study = file.study
     arms = _arms(file, cells)
     points = points_by_condition(cells)
+    if not points:
+        raise AlignmentError(f"no cell of study '{study.name}' was measured; the first: {cells[0]['outcome']}")
     conditions = [condition_record(key, found, study.level) for key, found in points.items()]
     table_rows = [c for c in conditions if c["arm"] in {arm["name"] for arm in arms}]
     return {
@@ -42,7 +48,7 @@ def study_result(
         "level": study.level,
         "definitions": DEFINITIONS,
         "split": cells[0]["split"],
-        "num_probes": cells[0]["points"][0]["num_probes"] if cells[0]["points"] else None,
+        "num_probes": next(iter(points.values()))[0].alignment.num_probes,
         "tokens_per_training_step": cells[0]["tokens_per_training_step"],
         "unigram_loss_nats": cells[0]["unigram_loss_nats"],
         "arms": arms,

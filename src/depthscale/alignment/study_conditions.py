@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from depthscale.alignment.errors import AlignmentError
-from depthscale.alignment.growth import growth_exponent, stability_threshold
+from depthscale.alignment.growth import threshold_of
 from depthscale.alignment.kappa import Alignment, SublayerAlignment
-from depthscale.laws import LAWS, FitError, Objective, Observations, search
+from depthscale.alignment.results import or_reason
+from depthscale.alignment.seed_growth import at_one_level, growth_over_seeds, seed_exponents
 
 #: What a point is reduced to: one number each, the largest over attention and MLP sublayers but for the bound.
 QUANTITIES: Mapping[str, Callable[[Alignment], float]] = {
@@ -122,61 +120,31 @@ def _at_rounds(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def at_one_level(keys: Sequence[tuple[int, int]], values: Sequence[float]) -> list[float]:
-    """Sizes with each seed's own level taken out, so that only growth within a seed is left to fit.
-
-    A norm differs between initializations by a factor that all R of one seed share; kappa, which starts from 1 at
-    R = 1, has no such level. An exponent is unchanged; its interval, which is not told of the levels, is short by up
-    to sqrt((n - 2) / (n - 1 - seeds)) for n points. Seeds that were not all measured at the same R are left alone.
-
-    Args:
-        keys: (rounds, seed) of each value.
-        values: positive.
-
-    Example:
-        >>> [round(v, 6) for v in at_one_level([(1, 0), (2, 0), (1, 1), (2, 1)], [1.0, 2.0, 4.0, 8.0])]
-        [2.0, 4.0, 2.0, 4.0]
-    """
-    rounds_of = {seed: sorted(r for r, s in keys if s == seed) for _, seed in keys}
-    if any(found != rounds_of[keys[0][1]] for found in rounds_of.values()) or not all(v > 0 for v in values):
-        return list(values)
-    own = {seed: statistics.fmean(math.log(v) for (_, s), v in zip(keys, values, strict=True) if s == seed)
-           for seed in rounds_of}  # fmt: skip
-    middle = statistics.fmean(own.values())
-    return [v * math.exp(middle - own[seed]) for (_, seed), v in zip(keys, values, strict=True)]
-
-
 def _growth(condition: Condition, points: Sequence[Point], level: float) -> dict[str, Any]:
-    rounds = [float(p.rounds) for p in points]
+    keys = [(p.rounds, p.seed) for p in points]
+    values = {name: [p.value(name) for p in points] for name in QUANTITIES}
+    # Sizes, whose level differs from seed to seed; the others are shares that start from 1 at R = 1.
+    values |= {
+        name: at_one_level(keys, values[name]) for name in ("bound", "relative_map_max", "relative_gradient_max")
+    }
 
-    def exponent(values: Sequence[float]) -> dict[str, Any]:
-        return or_reason(lambda: dataclasses.asdict(growth_exponent(rounds, values, level)))
+    def exponent(found: Sequence[float]) -> dict[str, Any]:
+        return or_reason(lambda: dataclasses.asdict(growth_over_seeds(keys, found, level)))
 
-    def sizes(name: str) -> list[float]:
-        return at_one_level([(p.rounds, p.seed) for p in points], [p.value(name) for p in points])
-
-    common = [p.value("kappa_common") for p in points]
-    fitted = {name: exponent([p.value(name) for p in points]) for name in ("kappa", "gradient_part")}
+    fitted = {name: exponent(values[name]) for name in ("kappa", "gradient_part")}
     found: dict[str, Any] = {
         "growth": fitted,
-        "seed_exponents": {name: _by_seed(points, name) for name in ("kappa", "kappa_common")},
+        "seed_exponents": {name: seed_exponents(keys, values[name]) for name in ("kappa", "kappa_common")},
     }
     if condition.gradient_of != "loss":
-        fitted["kappa_common"] = exponent(common)
+        fitted["kappa_common"] = exponent(values["kappa_common"])
         return {**found, "threshold": {"reason": "Adam's update does not shrink as beta/alpha"}}
-    fitted["map_part"] = exponent([p.value("map_part") for p in points])
-    fitted["bound"] = exponent(sizes("bound"))
+    fitted |= {name: exponent(values[name]) for name in ("map_part", "bound")}
+    behind = {"kappa_common": "gamma", "relative_map_max": "map_growth", "relative_gradient_max": "gradient_growth"}
     threshold = or_reason(
-        lambda: stability_threshold(
-            rounds, common, sizes("relative_map_max"), sizes("relative_gradient_max"), level=level
-        ).to_dict()
+        lambda: threshold_of(*(growth_over_seeds(keys, values[name], level) for name in behind)).to_dict()
     )
-    for name, key in (
-        ("kappa_common", "gamma"),
-        ("relative_map_max", "map_growth"),
-        ("relative_gradient_max", "gradient_growth"),
-    ):
-        fitted[name] = threshold if "reason" in threshold else threshold[key]
+    fitted |= {name: threshold if "reason" in threshold else threshold[key] for name, key in behind.items()}
     return {
         **found,
         "threshold": threshold
@@ -188,23 +156,3 @@ def _growth(condition: Condition, points: Sequence[Point], level: float) -> dict
             for name in (s.name for s in points[0].alignment.matrices)
         },
     }
-
-
-def _by_seed(points: Sequence[Point], name: str) -> list[float]:
-    """The exponent of each seed alone, where it has three points: seeds, not points, are independent."""
-    found = []
-    for seed in sorted({p.seed for p in points}):
-        own = [p for p in points if p.seed == seed]
-        rounds, values = np.array([float(p.rounds) for p in own]), np.array([p.value(name) for p in own])
-        if len(own) >= 3 and (values > 0).all():
-            fit = search(LAWS["growth"], Observations({"x": rounds}, values), Objective("log_squares"))
-            found.append(fit.uncertified_parameters["a"])
-    return found
-
-
-def or_reason(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is computed, or under ``reason`` why it cannot be."""
-    try:
-        return compute()
-    except (AlignmentError, FitError) as error:
-        return {"reason": str(error)}

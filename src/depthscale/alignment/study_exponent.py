@@ -8,14 +8,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from depthscale.alignment.results import or_reason
 from depthscale.alignment.self_consistent import GammaPoint, self_consistent_exponent
-from depthscale.alignment.study_conditions import or_reason
-
-#: Normal quantile by which a 95 % half-width becomes a standard error.
-_QUANTILE_95 = 1.959964
 
 #: What the arms of one family share with the base arm.
-_SHARED = ("norm_placement", "plan_kind", "num_blocks", "hidden_size", "num_attention_heads", "optimizer", "tokens")
+_SHARED = (
+    "norm_placement", "plan_kind", "num_blocks", "hidden_size", "num_attention_heads", "mlp", "optimizer", "tokens",
+    "lr",
+)  # fmt: skip
 
 
 def exponent_record(
@@ -43,7 +43,7 @@ def exponent_record(
     chosen = [c for c in conditions if c["arm"] in family and c["gradient_of"] == "loss"]
     record: dict[str, Any] = {"arms": family, "edge": None if edge is None else list(edge)}
     for quantity in ("kappa_common", "kappa"):
-        points = [point for c in chosen if (point := _gamma_point(c, quantity, family[c["arm"]])) is not None]
+        points = [point for c in chosen if (point := _gamma_point(c, quantity, family[c["arm"]], level)) is not None]
         # A condition that only some exponents reached would be solved between fewer of them.
         conditions_of = [(point.step, point.batch_rows) for point in points]
         full = {q for q in conditions_of if conditions_of.count(q) == len(set(family.values()))}
@@ -82,13 +82,10 @@ def _with_sides(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, **sides}
 
 
-def _gamma_point(condition: Mapping[str, Any], quantity: str, p: float) -> GammaPoint | None:
-    """gamma with the larger of its two errors, that of the fit and that of the seeds' own exponents."""
+def _gamma_point(condition: Mapping[str, Any], quantity: str, p: float, level: float) -> GammaPoint | None:
+    """gamma with the normal error that has its interval at ``level``, which holds the spread of the seeds too."""
     fit = condition["growth"][quantity]
     if "reason" in fit or not (math.isfinite(fit["lower"]) and math.isfinite(fit["upper"])):
         return None
-    error = (fit["upper"] - fit["lower"]) / 2 / _QUANTILE_95
-    seeds = condition["seed_exponents"][quantity]
-    if len(seeds) > 1:
-        error = max(error, statistics.stdev(seeds) / math.sqrt(len(seeds)))
+    error = (fit["upper"] - fit["lower"]) / 2 / statistics.NormalDist().inv_cdf((1 + level) / 2)
     return GammaPoint(p, fit["exponent"], error, condition["step"], condition["batch_rows"])

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from depthscale.alignment.growth import adam_growth, growth_exponent, sgd_growth
+from depthscale.alignment.growth import adam_growth, sgd_growth
 from depthscale.alignment.one_step import predict_change
-from depthscale.alignment.study_conditions import Condition, Point, at_one_level, mean_and_error, or_reason
+from depthscale.alignment.results import or_reason
+from depthscale.alignment.seed_growth import at_one_level, growth_over_seeds
+from depthscale.alignment.study_conditions import Condition, Point, mean_and_error
 from depthscale.plan import DepthPlan, VisitCounts
 from depthscale.residual import ResidualScales, apply_rule
 
@@ -146,9 +148,9 @@ def _rows(
 
 
 def _growth(rows: Sequence[Mapping[str, Any]], name: str, level: float) -> dict[str, Any]:
-    values = at_one_level([(r["rounds"], r["seed"]) for r in rows], [r[name] for r in rows])
-    rounds = [float(r["rounds"]) for r in rows]
-    return or_reason(lambda: dataclasses.asdict(growth_exponent(rounds, values, level)))
+    keys = [(r["rounds"], r["seed"]) for r in rows]
+    values = at_one_level(keys, [r[name] for r in rows])
+    return or_reason(lambda: dataclasses.asdict(growth_over_seeds(keys, values, level)))
 
 
 def _full_bound(point: Point, record: Mapping[str, Any]) -> float:

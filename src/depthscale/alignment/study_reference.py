@@ -13,8 +13,8 @@ RESIDUAL_LOOP_KAPPA: Mapping[int, float] = MappingProxyType({2: 1.36, 4: 1.89, 8
 #: gamma of earlier measurements; scratch figures are of few seeds on tiny byte models: leads, not results.
 EARLIER_GAMMAS: tuple[Mapping[str, Any], ...] = (
     {"source": "independent", "of": "small attention and MLP loop", "gamma": 0.50},
-    {"source": "independent", "of": "the loop above before training", "gamma": 0.13},
-    {"source": "independent", "of": "the loop above after training", "gamma": 0.31},
+    {"source": "independent", "of": "before training", "gamma": 0.13},
+    {"source": "independent", "of": "after training", "gamma": 0.31},
     {"source": "scratch", "of": "deeploop, post", "step": 0, "gamma": 1.00},
     {"source": "scratch", "of": "deeploop, post", "step": 200, "gamma": 0.77},
     {"source": "scratch", "of": "p = 1/4, post", "step": 0, "gamma": 0.96},

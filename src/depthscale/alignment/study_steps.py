@@ -5,7 +5,6 @@ The operator norms belong to the model and not to the step, so both steps share 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from depthscale.alignment.directions import gradient_visits, operator_norm, push_forward
 from depthscale.alignment.errors import AlignmentError
 from depthscale.alignment.measure import ForwardPass
-from depthscale.alignment.one_step import Change, optimizer_step, state_change
+from depthscale.alignment.one_step import Change, change_length, optimizer_step, state_change
 from depthscale.alignment.sublayers import Sublayer
 
 
@@ -61,14 +60,14 @@ def measure_real_steps(
         change = {name: whole[name] for name in names if bool(whole[name].any())}
         if not change:
             raise AlignmentError(f"one {optimizer} step at rate {lr:g} moved no matrix; raise its rate")
-        lengths = {s.name: _length([change[name] for name in s.parameters if name in change]) for s in matrices}
+        lengths = {s.name: change_length([change[name] for name in s.parameters if name in change]) for s in matrices}
         terms = {name: norms[name].value * lengths[name] for name in lengths}
         records.append(
             {
                 "optimizer": optimizer,
                 "lr": lr,
                 "actual": state_change(module, states, change),
-                "first_order": _length([push_forward(module, states, change, visits=visits)]),
+                "first_order": change_length([push_forward(module, states, change, visits=visits)]),
                 "bound": sum(terms.values()),
                 "terms": terms,
                 "lengths": lengths,
@@ -81,7 +80,3 @@ def measure_real_steps(
 
 def _change_of_all(module: nn.Module, states: Callable[[], Tensor], change: Change) -> float:
     return state_change(module, states, {name: tensor for name, tensor in change.items() if bool(tensor.any())})
-
-
-def _length(tensors: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in tensors))

@@ -13,8 +13,12 @@ from depthscale.cli.extras import require_lm
 
 DEFAULT_ROUNDS = "1,2,4,8,16"
 
+_OF_ONE_MEASUREMENT = ("seeds", "rows", "probes", "split")
+_BESIDE_STUDY = "--workers and --edge go with --study, whose file says all else (use --set)"
+
 
 def align(
+    context: typer.Context,
     target: Annotated[
         Path | None,
         typer.Argument(
@@ -44,14 +48,25 @@ def align(
 
     if (target is None) == (study is None):
         raise ConfigError("give either a configuration, run or study folder, or --study FILE, such as --study tiny")
+    _refuse(context, ["workers", "edge"] if study is None else ["rounds", *_OF_ONE_MEASUREMENT], _BESIDE_STUDY)
     if study is not None:
         run_study(study, set_ or [], out, workers, edge, as_json)
         return
     assert target is not None
-    _measure(target, rounds, set_ or [], seeds, rows, probes, split, out, as_json)
+    _measure(context, target, rounds, set_ or [], seeds, rows, probes, split, out, as_json)
+
+
+def _refuse(context: typer.Context, names: list[str], why: str) -> None:
+    """One line for an option that would change nothing."""
+    from depthscale.errors import ConfigError
+
+    given = [f"--{name}" for name in names if str(context.get_parameter_source(name)).endswith("COMMANDLINE")]
+    if given:
+        raise ConfigError(f"{' and '.join(given)} would change nothing here: {why}; leave it out")
 
 
 def _measure(
+    context: typer.Context,
     target: Path,
     rounds: str | None,
     overrides: list[str],
@@ -84,7 +99,8 @@ def _measure(
     if source == "initialization":
         tables = with_overrides(read_toml(target), overrides)
         if "measure" in tables:
-            measure_one_cell(target, overrides, out)
+            _refuse(context, ["rounds", *_OF_ONE_MEASUREMENT], "the file's own tables say it (use --set)")
+            measure_one_cell(target, overrides, out, as_json)
             return
         config = validate(RunConfig, tables, str(target))
         counts = _counts(rounds or DEFAULT_ROUNDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -47,15 +48,22 @@ def run_study(
         raise ResultError(f"{len(failed)} cells failed; see the log in their directories, and give the command again")
 
 
-def measure_one_cell(path: Path, overrides: list[str], out: Path | None) -> None:
+def measure_one_cell(path: Path, overrides: list[str], out: Path | None, as_json: bool) -> None:
     """A configuration with a ``[measure]`` table: measured along its own training."""
+    import json
+
     from depthscale.cli.alignment_tables import print_cell
     from depthscale.runs.alignment_config import AlignmentRun
     from depthscale.runs.config_file import read_toml, validate, with_overrides
+    from depthscale.runs.results import finite
     from depthscale.training.alignment_cell import measure_cell
 
     config = validate(AlignmentRun, with_overrides(read_toml(path), overrides), str(path))
-    print_cell(measure_cell(config, out or Path("runs") / path.stem))
+    result = measure_cell(config, out or Path("runs") / path.stem)
+    if as_json:
+        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+    else:
+        print_cell(result)
 
 
 def _edge(text: str | None) -> tuple[float, float] | None:
@@ -67,6 +75,8 @@ def _edge(text: str | None) -> tuple[float, float] | None:
         low, high = (float(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(f"--edge came as '{text}'; expected LOW,HIGH, such as 0.41,0.52") from error
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ConfigError(f"--edge came as '{text}'; expected two numbers: an open interval has no edge to predict")
     if not low <= high:
         raise ConfigError(f"--edge came as '{text}'; expected the lower end first")
     return low, high

@@ -16,7 +16,7 @@ KIND = "alignment_study"
 _MIN_ROUNDS = 3
 
 #: What an arm shares with the base arm to be drawn beside it.
-_SHARED = ("num_blocks", "hidden_size", "num_attention_heads", "optimizer", "tokens")
+_SHARED = ("num_blocks", "hidden_size", "num_attention_heads", "mlp", "optimizer", "tokens", "lr")
 
 
 @dataclass(frozen=True)

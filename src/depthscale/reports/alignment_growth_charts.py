@@ -93,7 +93,7 @@ def _gamma_chart(data: AlignmentData, name: str, title: str, arms: Sequence[Mapp
         name,
         title,
         f"Fitted over R and seeds with its {100 * data.result['level']:g} % interval. Dotted: orthogonal visits (0) and"
-        " aligned ones (1). Whether a power of R describes the points stands in the table.",
+        " aligned ones (1). The bend in the table says whether one power of R fits.",
         "Line chart of gamma against the step. "
         + "; ".join(f"{row[0]} at step {row[1]}: {row[2]:.2f}" for row in rows)
         + ".",

@@ -30,6 +30,7 @@ def build_alignment_report(directory: Path) -> Path:
             "figures": figures,
             "draw": drawn,
             "interval": alignment_words.interval,
+            "bend": alignment_words.bend,
             "statistic": alignment_words.statistic,
             "threshold": alignment_words.threshold,
             "solved": alignment_words.solved,

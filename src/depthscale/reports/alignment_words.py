@@ -33,6 +33,13 @@ def interval(fit: Mapping[str, Any]) -> str:
     return f"{nats(fit['exponent'], 2)} [{_end(fit['lower'])}, {_end(fit['upper'])}]"
 
 
+def bend(fit: Mapping[str, Any]) -> str:
+    """How much the local exponent changes over the rounds, give or take; a dash where it cannot be seen."""
+    if "reason" in fit or fit["bend"] is None:
+        return "—"
+    return f"{nats(fit['bend'], 2, signed=True)} ± {nats(fit['bend_error'], 2)}"
+
+
 def statistic(value: Mapping[str, Any], digits: int = 3) -> str:
     """Mean and standard error over seeds."""
     mean, error = value["mean"], value["standard_error"]
@@ -72,30 +79,31 @@ def _stages(data: AlignmentData) -> tuple[str, str] | None:
             parts.append(f"{arm['name']} {', '.join(known)}")
     if not parts:
         return None
-    tail = (
-        " Visits of a near-identity stack are aligned trivially at initialization, so the later figure is the one that"
-        " training meets."
-        if len(data.stages) > 1
-        else " Only initialization was measured, where visits of a near-identity stack are aligned trivially."
-    )
+    trivial = "visits of a near-identity stack are aligned trivially"
+    if len(data.stages) > 1:
+        tail = f" At initialization {trivial}, so the later figure is the one that training meets."
+    elif data.stages == [0]:
+        tail = f" Only initialization was measured in every arm, where {trivial}."
+    else:
+        tail = f" Step {data.stages[0]} alone was measured in every arm." if data.stages else ""
     return "Growth of alignment", f"γ of κ ~ R^γ: {'; '.join(parts)}.{tail}"
 
 
 def _threshold(data: AlignmentData) -> tuple[str, str]:
     conditions = [c for c in data.of_loss() if "reason" not in c["threshold"]]
     given = [c for c in conditions if c["threshold"]["value"] is not None]
+    lead = "Stability threshold"
+    if not conditions:
+        return lead, "none: no condition has the points to look for one."
     if not given:
-        return (
-            "Stability threshold",
-            f"none: in each of {len(conditions)} conditions one of its assumptions fails, mostly that max ‖U‖ and"
-            " max ‖G‖ stay of the order β/α as R grows.",
-        )
+        where = f"in each of {len(conditions)} conditions one of its assumptions fails or cannot be seen"
+        return lead, f"none: {where}; the list under the table says which."
     listed = "; ".join(
         f"{c['arm']} at step {c['step']}, {c['batch_rows']} rows: {nats(c['threshold']['value'], 3)}" for c in given[:6]
     )
     more = f" and {len(given) - 6} more" if len(given) > 6 else ""
     return (
-        "Stability threshold",
+        lead,
         f"(1 + γ)/4 is given in {len(given)} of {len(conditions)} conditions: {listed}{more}. In the others one of its"
         " assumptions fails.",
     )
@@ -150,7 +158,8 @@ def _self_consistent(data: AlignmentData) -> tuple[str, str] | None:
         text += " No edge of a sweep was given, so it is no recommendation."
     else:
         low, high = (nats(end, 3) for end in record["edge"])
-        text += f" The sweep's edge is {low} to {high}; p* does not predict it and is no recommendation."
+        why = "too little was measured, so p*" if solution["missing"] else "p* does not predict it and"
+        text += f" The sweep's edge is {low} to {high}; {why} is no recommendation."
     return "Exponent that agrees with itself", text
 
 

@@ -96,24 +96,28 @@ def run_sweep(
         threshold: exponent that was measured elsewhere, and by what: an arm of its own.
 
     Raises:
+        ConfigError: the threshold is no exponent that the rule takes.
         ResultError: the directory belongs to another sweep, or has another threshold.
         RunInterruptedError: SIGINT or SIGTERM came; finished runs are kept.
     """
     document = write_sweep(directory, file)
+    if threshold is not None:
+        _check_threshold(directory, file, document, *threshold)
     failed = _make(directory, file, document, workers, console, "grid")
     if failed:
         # Additions rest on the whole grid; what failed is mended first.
         return failed
     sweep = file.sweep
-    if not _has(document, NEAR_EDGE) and not _has(document, LONGER):
-        near = near_edge(*_main_counts(directory, file), most=sweep.max_near)
-        if near and sweep.extra_seeds:
-            _add(directory, document, {"reason": NEAR_EDGE, "exponents": near, "seeds": list(sweep.extra_seeds)})
-        if sweep.longer is not None:
-            checked = near or _spread(sweep.exponents)
-            _add(directory, document, {"reason": LONGER, "exponents": checked, "step_factor": sweep.longer})
-    if threshold is not None:
-        _add_threshold(directory, document, *threshold)
+    # The grid's own runs do not change, so that a sweep that ended between two additions finds the same exponents.
+    near = near_edge(*_main_counts(directory, file), most=sweep.max_near)
+    if near and sweep.extra_seeds and not _has(document, NEAR_EDGE):
+        _add(directory, document, {"reason": NEAR_EDGE, "exponents": near, "seeds": list(sweep.extra_seeds)})
+    if sweep.longer is not None and not _has(document, LONGER):
+        checked = near or _spread(sweep.exponents)
+        _add(directory, document, {"reason": LONGER, "exponents": checked, "step_factor": sweep.longer})
+    if threshold is not None and not _has(document, THRESHOLD):
+        p, source = threshold
+        _add(directory, document, {"reason": THRESHOLD, "p": p, "source": source})
     return _make(directory, file, document, workers, console, "additions")
 
 
@@ -160,11 +164,11 @@ def _make(
     return run_jobs(jobs, workers, console, f"{file.sweep.name}: {stage}")
 
 
-def _add_threshold(directory: Path, document: dict[str, Any], p: float, source: str) -> None:
+def _check_threshold(directory: Path, file: SweepFile, document: Mapping[str, Any], p: float, source: str) -> None:
+    """Before the first run: what is added after the last one must be a run, and the only one of its kind."""
+    planned_runs(file, [{"reason": THRESHOLD, "p": p, "source": source}])
     earlier = next((a for a in document["later_additions"] if a["reason"] == THRESHOLD), None)
-    if earlier is None:
-        _add(directory, document, {"reason": THRESHOLD, "p": p, "source": source})
-    elif earlier["p"] != p:
+    if earlier is not None and earlier["p"] != p:
         raise ResultError(
             f"{directory} already has a threshold arm at p = {earlier['p']:g}, from {earlier['source']};"
             " a second one needs another --out"

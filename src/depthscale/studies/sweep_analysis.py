@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from depthscale.errors import ResultError
@@ -49,7 +51,8 @@ DEFINITIONS = {
     "unigram_floor": "entropy of the evaluated tokens' own frequencies; no model without context has a lower loss",
     "time": "first evaluated step below the floor; runs that never were are censored at their last step",
     "p50": "exponent at which half of the runs train, of a logistic curve that does not fall with p",
-    "interval": "profile likelihood of p50; Wilson's and Clopper and Pearson's of a share; Student's t of a mean loss",
+    "interval": "profile likelihood of p50, wider where the runs of a seed depend on each other; Wilson's and Clopper"
+    " and Pearson's of a share; Student's t of a mean loss",
 }
 
 
@@ -186,6 +189,7 @@ def _edge_at(lr: float, cells: Sequence[Mapping[str, Any]], confidence: float) -
         [share["num_trained"] for share in shares],
         [share["num_runs"] for share in shares],
         confidence,
+        [{r["seed"]: r["outcome"] == "finished" for r in cell["runs"] if r["outcome"] != "missing"} for cell in made],
     )
     return {"lr": lr, "num_exponents": len(made), **dataclasses.asdict(edge)}
 
@@ -231,23 +235,32 @@ def _longer(runs: Sequence[EndedRun], confidence: float) -> list[dict[str, Any]]
 
 
 def _loss_trend(cells: Sequence[Mapping[str, Any]], confidence: float) -> dict[str, Any] | None:
-    """Slope of the final loss on p among runs that train, per 0.1 of p; None with fewer than three exponents."""
-    points = [
-        (cell["p"], run["loss_nats"])
+    """Slope of the final loss on p among runs that train, per 0.1 of p, within seeds; None where there is too little.
+
+    A seed that trains at small p may be a better one at every p, so each keeps a level of its own.
+    """
+    runs = [
+        (cell["p"], run["loss_nats"], run["seed"])
         for cell in cells
         for run in cell["runs"]
         if run["outcome"] == "finished" and run["loss_nats"] is not None
     ]
-    if len({p for p, _ in points}) < 3:
+    of_seed = {seed: [(p, loss) for p, loss, own in runs if own == seed] for _, _, seed in runs}
+    paired = {seed: np.array(own) for seed, own in of_seed.items() if len(own) > 1}
+    exponents = sorted({p for own in paired.values() for p in own[:, 0].tolist()})
+    num_runs = sum(len(own) for own in paired.values())
+    spare = num_runs - len(paired) - 1
+    if len(exponents) < 3 or spare < 1:
         return None
-    fit = stats.linregress([p for p, _ in points], [loss for _, loss in points])
-    half_width = float(stats.t.ppf((1 + confidence) / 2, len(points) - 2)) * float(fit.stderr)
-    slope = float(fit.slope)
+    p, loss = np.concatenate([own - own.mean(axis=0) for own in paired.values()]).T
+    slope = float(p @ loss / (p @ p))
+    error = math.sqrt(float(((loss - slope * p) ** 2).sum()) / spare / float(p @ p))
+    half_width = float(stats.t.ppf((1 + confidence) / 2, spare)) * error
     return {
         "nats_per_tenth": slope / 10,
         "interval": [(slope - half_width) / 10, (slope + half_width) / 10],
-        "num_runs": len(points),
-        "exponents": sorted({p for p, _ in points}),
+        "num_runs": num_runs,
+        "exponents": exponents,
     }
 
 

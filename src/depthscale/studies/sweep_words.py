@@ -122,12 +122,12 @@ def loss_words(result: Mapping[str, Any]) -> str:
     lead = "Loss of the runs that train, main rate"
     trend = result["loss_trend"]
     if trend is None:
-        return f"{lead}: not decided, runs train at fewer than three exponents."
+        return f"{lead}: not decided, too few seeds train at several exponents."
     low, high = trend["interval"]
     found = (
         f"{nats(trend['nats_per_tenth'], signed=True)} nats for 0.1 more of p"
         f" ({100 * result['setting']['confidence']:g} % interval {nats(low, signed=True)} to {nats(high, signed=True)},"
-        f" {count(trend['num_runs'], 'run')})"
+        f" {count(trend['num_runs'], 'run')}, each beside others of its seed)"
     )
     if low <= 0 <= high:
         return f"{lead}: no trend in p is shown, {found}."
