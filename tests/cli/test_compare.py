@@ -80,13 +80,10 @@ def study(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_whole_study_with_its_rivals(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow  # six runs and two probes, each a process of its own
+def test_a_whole_study_with_its_rivals(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    arguments = ("compare", str(study), "--out", str(out), "--workers", "2")
-    assert run(monkeypatch, *arguments) == 0
-    capsys.readouterr()
+    assert run(monkeypatch, "compare", str(study), "--out", str(out), "--workers", "2") == 0
     document = json.loads((out / "study.json").read_text())
     comparison = json.loads((out / "results" / "comparison.json").read_text())
     # K = 1 and R = 3: a step costs (head + 3 visits) against (head + 1 visit); both runs end their own schedule.
@@ -104,18 +101,6 @@ def test_a_whole_study_with_its_rivals(
     (again,) = comparison["again"]
     assert any(difference != 0 for difference in again["differences"])
     assert any("No learning rate was chosen" in warning for warning in comparison["warnings"])
-
-    grown = ("--set", "study.seeds=[0,1]")
-    assert run(monkeypatch, *arguments, *grown) == 2
-    assert "without seeds [1]; give --add" in one_line(capsys.readouterr().err)
-    assert run(monkeypatch, *arguments, *grown, "--add") == 0
-    assert "Added on" in capsys.readouterr().out
-    grew = json.loads((out / "study.json").read_text())
-    assert grew["matched_steps"] == document["matched_steps"]
-    (addition,) = grew["later_additions"]
-    assert addition["seeds"] == [1]
-    assert addition["results_before"] == 6
-    assert run(monkeypatch, *arguments, *grown) == 0  # the same command goes on as ever
 
 
 def test_the_price_is_said_before_anything_runs(
@@ -152,14 +137,34 @@ def test_faults_of_a_study_are_one_line(
     assert said in one_line(capsys.readouterr().err)
 
 
-def test_two_budgets_from_one_stable_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_budgets_from_one_stable_run_and_a_seed_that_is_added_later(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     overrides = ("study.arms=[{name='pre'}]", "study.comparisons=[]", "study.rounds=[2]", "study.seeds=[3]",
                  "train.schedule=wsd", "train.steps=8", "train.log_every=1", "study.budgets=[4, 8]")  # fmt: skip
     options = [word for override in overrides for word in ("--set", override)]
-    assert run(monkeypatch, "compare", str(study), "--out", str(out), "--workers", "1", *options) == 0
+    arguments = ("compare", str(study), "--out", str(out), "--workers", "1", *options)
+    assert run(monkeypatch, *arguments) == 0
+    capsys.readouterr()
     metrics = (out / "runs" / "pre-r2-t4-s3" / "metrics.jsonl").read_text().splitlines()
     assert [r["step"] for line in metrics if (r := json.loads(line))["kind"] == "resumed"] == [3]
     cells = json.loads((out / "results" / "comparison.json").read_text())["cells"]
     assert [(cell["budget"], cell["tokens"]) for cell in cells] == [(4, 4 * 64), (8, 8 * 64)]
     assert "8 steps" in (out / "report.html").read_text()
+
+    grown = ("--set", "study.seeds=[3,4]")
+    assert run(monkeypatch, *arguments, *grown) == 2
+    assert "without seeds [4]; give --add" in one_line(capsys.readouterr().err)
+    assert run(monkeypatch, *arguments, *grown, "--add") == 0
+    assert "Added on" in capsys.readouterr().out
+    (addition,) = json.loads((out / "study.json").read_text())["later_additions"]
+    assert (addition["seeds"], addition["results_before"]) == ([4], 2)
+    assert run(monkeypatch, *arguments, *grown) == 0  # the same command goes on as ever
+
+
+def test_a_matched_arm_is_not_trained_at_the_base_runs_length(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "train", str(study), "--arm", "pre_longer", "--dry-run") == 2
+    assert "arm 'pre_longer' has no steps of its own" in one_line(capsys.readouterr().err)

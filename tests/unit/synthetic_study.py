@@ -254,6 +254,7 @@ def _training(
             result[table] = {**result[table], **values}
         else:
             result[table] = values
+    result["budget"]["training_flops"] = result["budget"]["flops_per_token_training"] * result["tokens"]
     return result
 
 

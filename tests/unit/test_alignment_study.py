@@ -178,7 +178,9 @@ def test_the_threshold_holds_the_spread_of_the_seeds() -> None:
     cells = cell_results(file, gamma=lambda cell, step: 0.5 + own[cell.train.seed])
     found = condition(study_result(file, [c for c in cells if c["arm"] == "deeploop"]), "deeploop", 0)
     assert found["threshold"]["value"] == pytest.approx(0.375, abs=0.005)
-    assert found["threshold"]["upper"] - found["threshold"]["value"] == pytest.approx(4.303 * 0.03 / 3**0.5 / 4, rel=0.15)
+    assert found["threshold"]["upper"] - found["threshold"]["value"] == pytest.approx(
+        4.303 * 0.03 / 3**0.5 / 4, rel=0.15
+    )
 
 
 def test_a_study_without_a_measurement_is_one_line() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from processes import observe
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny_run import make_run
@@ -47,6 +49,32 @@ def test_without_a_state_to_go_on_from_the_branch_begins_at_its_first_step(trunk
     result = train_run(shorter(trunk, "branch.run=../nothing"), trunk.parent / "orphan", console=console)
     assert result["step"] == 6
     assert "begins at its first step" in console.export_text()
+
+
+def test_a_branch_that_was_killed_while_it_began_begins_again(trunk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trunk's state is linked file by file; a part of it must not pass for a damaged checkpoint."""
+    link, made = os.link, []
+
+    def killed(source: str, target: str, **named: object) -> None:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(target)
+        link(source, target)
+
+    config = shorter(trunk, "branch.run=../run")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(config, trunk.parent / "killed")
+    result = train_run(config, trunk.parent / "killed", resume=True)
+    assert (result["step"], result["resumed"]) == (6, 1)
+
+
+@pytest.mark.slow  # two processes of their own
+def test_two_processes_branch_off_together(trunk: Path) -> None:
+    """The first one sets the state up; the other must wait for it, however long that takes."""
+    seen = observe(Path(__file__).with_name("branching_worker.py"), trunk.parent / "seen.json")
+    assert seen == {"step": 6, "resumed": 1, "taken_up": [3, 3]}
 
 
 def test_a_branch_of_another_run_is_refused(trunk: Path) -> None:

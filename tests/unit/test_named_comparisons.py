@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from synthetic_study import ARMS, STEPS, TOKENS_PER_STEP, write_synthetic_study
 
 from depthscale.reports.comparison_report import build_report
+from depthscale.runs.results import write_result
 from depthscale.studies.comparison import compare_runs
 
 RIVALS = (
@@ -109,6 +111,35 @@ def test_the_best_shape_is_chosen_on_the_tuning_split_alone(tmp_path: Path) -> N
     chosen = {shape["arm"]: shape["chosen"] for shape in entry["shapes"]["b"]}
     assert chosen == {"pre_longer": False, "pre_wider": True}
     assert {shape["judged_on"] for shape in entry["shapes"]["b"]} == {"the tuning split of the same runs"}
+
+
+@pytest.mark.parametrize("all_tuned", [True, False])
+def test_shapes_are_judged_by_one_measure(tmp_path: Path, all_tuned: bool) -> None:
+    """Tuning runs of one shape are no measure beside another shape's own runs."""
+    directory = write(tmp_path)
+    losses = {"pre_longer": 2.99, "pre_wider": 2.92 if all_tuned else None}
+    tuned = [{"arm": arm, "rounds": 1, "best_lr": 1e-3, "best_loss_nats": loss} for arm, loss in losses.items() if loss]
+    write_result(directory, "tuning", {"budget": None, "cells": tuned})
+    entry = named(compare_runs(directory), "equal_flops")
+    assert len({shape["judged_on"] for shape in entry["shapes"]["b"]}) == 1
+    assert entry["b"]["arm"] == ("pre_wider" if all_tuned else "pre_longer")
+
+
+def test_flops_are_those_of_the_rounds_that_were_drawn(tmp_path: Path) -> None:
+    directory = write(tmp_path)
+    for path in directory.glob("runs/pre-r4-s*/results/training.json"):
+        result = json.loads(path.read_text())
+        result["budget"]["training_flops"] *= 2
+        path.write_text(json.dumps(result))
+    entry = named(compare_runs(directory), "same_parameters")
+    assert "training FLOPs × 2.00" in entry["basis"]
+    assert entry["broken"] == ["training FLOPs"]
+
+
+def test_a_cell_of_our_runs_and_recorded_ones_has_its_page(tmp_path: Path) -> None:
+    unknown = {"groups": None, "visits": None, "optimization": {"share_clipped": None}}
+    page = build_report(write(tmp_path, training={("pre", 4, 0): unknown}))
+    assert page.exists()
 
 
 def test_an_arm_against_itself_shows_no_difference(comparison: dict[str, Any]) -> None:

@@ -11,12 +11,14 @@ import pytest
 from command_line import one_line, run
 from stream_repository import write_repository
 
+from depthscale.errors import ResultError
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.recipe_paper import SIZES
 from depthscale.studies.recipe_table import recipe_table
+from depthscale.studies.run_recorder import RunRecorder
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 #: Those that train; other recipes measure models that exist.
@@ -124,7 +126,16 @@ def test_the_recipes_hold_the_facts(recipe: Path) -> None:
 # -- the paper's table -----------------------------------------------------------------------------------
 
 
-def fake_run(runs: Path, file: StudyFile, arm: str, rounds: int, seed: int, loss: float, **changes: object) -> Path:
+def fake_run(
+    runs: Path,
+    file: StudyFile,
+    arm: str,
+    rounds: int,
+    seed: int,
+    loss: float,
+    corpus_sha256: str = "c",
+    **changes: object,
+) -> Path:
     """A run directory as training writes it, as far as the table reads it."""
     from depthscale.runs.config_file import merge, write_toml
     from depthscale.runs.results import write_result
@@ -141,8 +152,9 @@ def fake_run(runs: Path, file: StudyFile, arm: str, rounds: int, seed: int, loss
         "training",
         {
             "outcome": "finished", "seed": seed, "data_seed": seed, "step": config.train.steps,
-            "steps_planned": config.train.steps, "tokens": 1, "final": {"report": {"loss_nats": loss}},
-            "optimization": {"rows_per_step": config.train.rows_per_step(1)},
+            "steps_planned": config.train.steps, "final": {"report": {"loss_nats": loss}},
+            "tokens": config.train.steps * config.train.rows_per_step(1) * config.data.context_length,
+            "data": {"corpus_sha256": corpus_sha256, "tokenizer_sha256": "t"},
         },
     )  # fmt: skip
     return directory
@@ -191,6 +203,36 @@ def test_speed_and_seeds_are_no_departures_but_corpus_and_tokenizer_are(tmp_path
     ]
 
 
+def test_a_loss_on_a_part_of_the_report_split_is_a_departure(tmp_path: Path, small: StudyFile) -> None:
+    fake_run(tmp_path, small, "pre", 1, 5, 2.86, train__eval_rows=4)
+    cell = recipe_table(small, tmp_path)["cells"][0]
+    assert cell["runs"][0]["departures"] == ("train.eval_rows 4 (recipe: None)",)
+    assert cell["mean_nats"] is None
+
+
+def test_runs_of_different_text_are_refused_but_for_those_that_depart_anyway(tmp_path: Path, small: StudyFile) -> None:
+    fake_run(tmp_path, small, "pre", 3, 1, 2.80)
+    fake_run(tmp_path, small, "pre", 5, 1, 2.80, corpus_sha256="d", train__steps=3_000)
+    recipe_table(small, tmp_path)
+    fake_run(tmp_path, small, "deeploop", 3, 1, 2.79, corpus_sha256="d")
+    with pytest.raises(ResultError, match="runs of the recipe read different text") as caught:
+        recipe_table(small, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_another_trainer_fills_its_cell(tmp_path: Path, small: StudyFile) -> None:
+    config = small.run_config("pre", 3, seed=1)
+    tokens = config.train.steps * 480 * 1024
+    facts = {"corpus_sha256": "c", "tokenizer_sha256": "t", "vocab_size": 50257, "unigram_loss_nats": 7.0}
+    with RunRecorder(tmp_path / "theirs", config=config, **facts) as recorder:
+        recorder.log(config.train.steps, tokens=tokens, loss=2.8)
+        recorder.evaluate("tuning", loss=2.8)
+        recorder.evaluate("report", loss=2.81)
+    cell = recipe_table(small, tmp_path)["cells"][1]
+    assert cell["runs"][0]["departures"] == ()
+    assert cell["mean_nats"] == 2.81
+
+
 def test_five_pairs_have_an_interval_and_a_verdict(tmp_path: Path, small: StudyFile) -> None:
     from depthscale.reports.recipe_report import sentences
 
@@ -226,8 +268,6 @@ def test_a_real_run_of_a_smaller_recipe_fills_its_cell_and_the_page(
 
 @pytest.mark.parametrize(("make", "words"), [(False, "no folder at"), (True, "no run below")])
 def test_a_folder_without_runs_is_one_line(tmp_path: Path, small: StudyFile, make: bool, words: str) -> None:
-    from depthscale.errors import ResultError
-
     if make:
         (tmp_path / "runs").mkdir()
     with pytest.raises(ResultError, match=words) as caught:

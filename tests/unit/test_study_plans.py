@@ -17,9 +17,10 @@ from depthscale.errors import ConfigError, ResultError
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate
+from depthscale.runs.metrics import append_metric
 from depthscale.runs.results import read_result, write_result
-from depthscale.runs.study_config import StudyFile
-from depthscale.studies import tuning
+from depthscale.runs.study_config import CellRate, StudyFile
+from depthscale.studies import probe, tuning
 from depthscale.studies.budgets import longest_first, planned_run
 from depthscale.studies.comparison import write_comparison
 from depthscale.studies.engine import Job
@@ -27,7 +28,9 @@ from depthscale.studies.matched_steps import with_matched_steps
 from depthscale.studies.pricing import DEFAULT_SD_NATS, price
 from depthscale.studies.probe import Probe
 from depthscale.studies.run_cost import run_cost
-from depthscale.studies.study_document import add_to_study, planned_study, write_study
+from depthscale.studies.study import training_job
+from depthscale.studies.study_document import add_to_study, planned_study, set_rates, with_what_is_settled, write_study
+from depthscale.studies.study_runs import read_study
 
 QUIET = Console(quiet=True)
 
@@ -64,6 +67,24 @@ def test_a_matched_arm_spends_the_flops_of_its_rival_to_half_a_step() -> None:
     assert abs(long - looped) <= step / 2
     assert note["steps"] > 100
     assert file.cell_config(CellKey("longer", 1), 1).train.steps == note["steps"]
+
+
+def test_rows_of_a_step_follow_from_the_global_batch() -> None:
+    """A smaller forward pass is made more often: neither tokens nor matched steps know the difference."""
+    train = {"batch_rows": 8, "global_batch_rows": 32}
+    assert run_cost(study(train=train).cell_config(CellKey("pre", 1), 1), 257).tokens == 100 * 32 * 64
+    steps = []
+    for batch_rows in (8, 2):
+        arm = {**LONGER, "train": {"batch_rows": batch_rows}}
+        _, (note,) = with_matched_steps(study(train=train, study={"arms": [{"name": "pre"}, arm]}), 257)
+        steps.append(note["steps"])
+    assert steps[0] == steps[1]
+
+
+def test_flops_of_random_rounds_are_not_matched_beforehand() -> None:
+    drawn = {"rounds": {"distribution": "uniform", "maximum": 8}}
+    with pytest.raises(ConfigError, match="those of rounds drawn at random are not known beforehand; match time"):
+        with_matched_steps(study(train=drawn, study={"arms": [{"name": "pre"}, LONGER]}), 257)
 
 
 def test_matched_time_follows_the_probe() -> None:
@@ -202,6 +223,75 @@ def test_a_study_grows_by_what_is_recorded_and_by_nothing_else(tmp_path: Path) -
     found = planned_study(tmp_path, after)
     assert found is not None
     assert found[0] == after
+
+
+RATES = [CellRate(arm="pre", rounds=rounds, lr=0.004, source="tuning on seeds [9]") for rounds in (1, 4)]
+
+
+def test_what_is_added_keeps_the_rates_that_were_chosen(tmp_path: Path) -> None:
+    before, after = study(), study(study={"seeds": [1, 2, 3, 4, 5, 6], "arms": [{"name": "pre"}, {"name": "post"}]})
+    write_study(tmp_path, before)
+    set_rates(tmp_path, before, RATES)
+    document = add_to_study(tmp_path, with_what_is_settled(tmp_path, after), after)
+    rates = {(cell["arm"], cell["rounds"]): (cell["lr"], cell["lr_source"]) for cell in document["cells"]}
+    assert rates == {
+        ("pre", 1): (0.004, "tuning on seeds [9]"),
+        ("pre", 4): (0.004, "tuning on seeds [9]"),
+        ("post", 1): (0.001, "base configuration"),
+        ("post", 4): (0.001, "base configuration"),
+    }
+
+
+def test_rates_are_not_changed_under_runs_that_were_begun(tmp_path: Path) -> None:
+    file = study()
+    write_study(tmp_path, file)
+    training_job(tmp_path / "runs" / "pre-r4-s1", file.run_config("pre", 4, 1))
+    before = (tmp_path / "study.json").read_text()
+    with pytest.raises(ResultError, match=r"did not choose \(pre-r4-s1\); delete their folders"):
+        set_rates(tmp_path, file, RATES)
+    assert (tmp_path / "study.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda document: document["cells"].pop(),
+        lambda document: document["cells"][0].update(arm="nothing"),
+        lambda document: document["cells"][0].pop("lr"),
+        lambda document: document.update(cells=["pre"]),
+        lambda document: document["config"]["study"].update(equivalence_margin=9.0),
+        lambda document: document["config"]["train"].update(steps=101),
+    ],
+)
+def test_a_study_that_was_changed_by_hand_is_refused_in_one_line(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], object]
+) -> None:
+    file = study()
+    document = write_study(tmp_path, file)
+    edit(document)
+    (tmp_path / "study.json").write_text(json.dumps(document))
+    for read in (lambda: read_study(tmp_path), lambda: planned_study(tmp_path, file)):
+        with pytest.raises(ResultError, match="was changed by hand") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_probe_that_diverges_is_one_line_and_its_rate_is_harmless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+
+    def pretend(jobs: Sequence[Job], workers: int, console: Console, title: str) -> list[Any]:
+        for job in jobs:
+            rates.append(validate(RunConfig, read_toml(job.directory / "config.toml"), "run").train.lr)
+            for step in range(1, 6):
+                append_metric(job.directory / "metrics.jsonl", {"step": step, "kind": "train", "seconds": 0.1 * step})
+        return []
+
+    monkeypatch.setattr(probe, "run_jobs", pretend)
+    with pytest.raises(ResultError, match="the probe of pre at R = 4 diverged after 5 of 24 steps"):
+        probe.probe(study(train={"lr": 10.0}), [CellKey("pre", 4)], 1, QUIET)
+    assert rates == [1e-8]
 
 
 def probe_of(file: StudyFile) -> Probe:

@@ -109,12 +109,12 @@ def _planned(
     """The study as ``study.json`` plans it: read, or written before anything runs."""
     from depthscale.studies.matched_steps import cells_to_probe, with_matched_steps
     from depthscale.studies.probe import probe
-    from depthscale.studies.study_document import add_to_study, planned_study, with_known_steps, write_study
+    from depthscale.studies.study_document import add_to_study, planned_study, with_what_is_settled, write_study
 
     planned = None if add else planned_study(directory, asked)
     if planned is not None:
         return planned[0]
-    waiting = with_known_steps(directory, asked) if add else asked
+    waiting = with_what_is_settled(directory, asked) if add else asked
     timed = cells_to_probe(waiting)
     measured = probe(waiting, timed, workers, console).seconds_per_step if timed else None
     file, matched = with_matched_steps(waiting, vocab_size, measured)

@@ -105,6 +105,13 @@ def _study(tables: dict[str, Any], source: str, choice: dict[str, object]) -> St
 
 def _cell_tables(file: StudyFile, arm: str, rounds: int | None, seed: int | None) -> dict[str, Any]:
     """One run of a study as plain tables."""
+    from depthscale.errors import ConfigError
+
+    if file.study.arm(arm).waits_for_match:
+        raise ConfigError(
+            f"arm '{arm}' has no steps of its own: it matches another cell. 'depthscale compare' computes them, and"
+            " with --plan-only says what it would cost"
+        )
     config = file.run_config(
         arm,
         rounds if rounds is not None else file.study.rounds_of(arm)[0],

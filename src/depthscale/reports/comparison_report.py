@@ -117,7 +117,7 @@ def _group_row(cell: CellData) -> dict[str, Any] | None:
         "arm": cell.arm,
         "rounds": cell.rounds,
         "num_runs": len(measured),
-        "share_clipped": sum(clipped) / len(clipped),
+        "share_clipped": _mean(clipped),
         "distance": {
             role: _mean(groups[role]["distance_from_init"] for groups in measured if role in groups)
             for role in measured[0]

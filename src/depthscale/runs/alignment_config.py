@@ -11,9 +11,9 @@ from depthscale.errors import ConfigError
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import merge, validate
 from depthscale.runs.config_part import ConfigPart
+from depthscale.runs.study_config import Seed
 
 Step = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0)]
 
 #: Rules of the family alpha = (cN)^p, beta = (dN)^-p, by their exponent; ``power`` carries its own.
 _EXPONENTS = {"deepnorm": 0.25, "deeploop": 0.5}

@@ -102,8 +102,9 @@ def training_flops(cell: StudyCell) -> float | None:
     tokens = planned_tokens(cell)
     if tokens is None:
         return None
-    per_token: float = next(iter(cell.runs.values())).training["budget"]["flops_per_token_training"]
-    return per_token * tokens
+    # What was spent, as rounds drawn at random are not the plan's.
+    made = next(run.training for run in cell.runs.values() if run.training["tokens"])
+    return float(made["budget"]["training_flops"]) * tokens / int(made["tokens"])
 
 
 def wall_seconds(cell: StudyCell) -> float | None:

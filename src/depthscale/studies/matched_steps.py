@@ -29,8 +29,8 @@ def with_matched_steps(
     with measured seconds per step.
 
     Raises:
-        ConfigError: an arm is to match time and no measurement is at hand, or what it may spend ends within its
-            warm-up.
+        ConfigError: an arm is to match time and no measurement is at hand, or FLOPs where rounds are drawn at random,
+            or what it may spend ends within its warm-up.
     """
     arms, notes = [], []
     for arm in file.study.arms:
@@ -39,9 +39,14 @@ def with_matched_steps(
             continue
         own, other = _sides(file, arm)
         seed = file.study.seeds[0]
-        config = file.cell_config(own, seed)
-        cost, matched = run_cost(config, vocab_size), run_cost(file.cell_config(other, seed), vocab_size)
+        config, rival = file.cell_config(own, seed), file.cell_config(other, seed)
+        cost, matched = run_cost(config, vocab_size), run_cost(rival, vocab_size)
         if arm.match.spend == "flops":
+            if config.train.rounds is not None or rival.train.rounds is not None:
+                raise ConfigError(
+                    f"arm '{arm.name}' matches the FLOPs of '{other.arm}', and those of rounds drawn at random are not"
+                    " known beforehand; match time, or leave train.rounds out"
+                )
             step, step_matched = (float(c.flops_per_token * c.tokens_per_step) for c in (cost, matched))
             unit = "FLOPs per step, counted"
         else:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from depthscale.runs.comparison_config import CellName, ComparisonConfig, Terms
+from depthscale.runs.comparison_config import CellKey, CellName, ComparisonConfig, Terms
 from depthscale.studies import words
 from depthscale.studies.cell_summary import planned_tokens, training_flops, wall_seconds
 from depthscale.studies.differences import equivalence, paired_difference
@@ -97,7 +97,7 @@ def _named(study: Study, comparison: ComparisonConfig, budget: int | None) -> di
 def _side(study: Study, names: Sequence[CellName], budget: int | None) -> tuple[StudyCell, list[dict[str, Any]]]:
     """The cell that stands for a side, and every shape with the loss that it was judged by."""
     cells = [cell for name in names if (cell := study.cell(name.arm, name.rounds, budget)) is not None]
-    judged = {cell.key: _tuning_loss(study, cell) for cell in cells}
+    judged = _tuning_losses(study, cells)
     known = [cell for cell in cells if judged[cell.key][0] is not None]
     best = min(known, key=lambda cell: judged[cell.key][0] or 0.0) if known else cells[0]
     shapes = [
@@ -107,20 +107,35 @@ def _side(study: Study, names: Sequence[CellName], budget: int | None) -> tuple[
     return best, shapes
 
 
-def _tuning_loss(study: Study, cell: StudyCell) -> tuple[float | None, str]:
-    """Loss on the tuning split: of the tuning runs where there are any at this budget, else of the cell's own."""
+def _tuning_losses(study: Study, cells: Sequence[StudyCell]) -> dict[CellKey, tuple[float | None, str]]:
+    """Loss of every shape on the tuning split and where it comes from, the same for all of them.
+
+    That is the tuning runs where every shape has them at this budget, else the shapes' own runs: a best of several
+    rates on one seed is no measure for a mean over other seeds.
+    """
+    tuned = [_loss_of_tuning_runs(study, cell) for cell in cells]
+    if None not in tuned:
+        source = "tuning runs, on seeds of their own"
+        return {cell.key: (loss, source) for cell, loss in zip(cells, tuned, strict=True)}
+    source = "the tuning split of the same runs"
+    return {cell.key: (_mean_tuning_loss(cell), source) for cell in cells}
+
+
+def _loss_of_tuning_runs(study: Study, cell: StudyCell) -> float | None:
     tuning = read_tuning(study.directory)
-    if tuning and tuning.get("budget") == cell.budget:
-        for entry in tuning["cells"]:
-            loss = entry.get("best_loss_nats")
-            if (entry["arm"], entry["rounds"]) == (cell.arm, cell.rounds) and loss is not None:
-                return float(loss), "tuning runs, on seeds of their own"
+    if not tuning or tuning.get("budget") != cell.budget:
+        return None
+    entries = [entry for entry in tuning["cells"] if (entry["arm"], entry["rounds"]) == (cell.arm, cell.rounds)]
+    return entries[0].get("best_loss_nats") if entries else None
+
+
+def _mean_tuning_loss(cell: StudyCell) -> float | None:
     losses = [
         run.training["uniform_loss_nats"] if run.imputed else run.training["final"]["tuning"]["loss_nats"]
         for run in cell.runs.values()
     ]
     known = [loss for loss in losses if loss is not None]
-    return (statistics.fmean(known) if known else None), "the tuning split of the same runs"
+    return statistics.fmean(known) if known else None
 
 
 def _spent(cell: StudyCell, what: str) -> float | None:

@@ -21,6 +21,7 @@ from depthscale.studies.study import training_job
 #: Steps of a probe; the first ones warm caches up and are left out.
 PROBE_STEPS = 24
 _WARM = 8
+PROBE_RATE = 1e-8
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,15 @@ def probe(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Cons
     """Train every given cell for a few steps, ``workers`` at a time, and read off the seconds of a step.
 
     Raises:
-        ResultError: a probe failed.
+        ResultError: a probe failed or diverged.
     """
     with tempfile.TemporaryDirectory(prefix="depthscale-probe-") as folder:
         jobs = []
         for index, cell in enumerate(cells):
             config = file.cell_config(cell, file.study.seeds[0])
             short = {"steps": PROBE_STEPS, "warmup_steps": 0, "log_every": 1, "eval_every": None, "branch_at": ()}
-            known = {name: value for name, value in short.items() if name in type(config.train).model_fields}
-            train = config.train.model_copy(update=known)
+            # A step takes as long at any rate, and at this one no run diverges for want of its warm-up.
+            train = config.train.model_copy(update={**short, "lr": PROBE_RATE})
             jobs.append(training_job(Path(folder) / str(index), config.model_copy(update={"train": train})))
         start = time.monotonic()
         failed = run_jobs(jobs, workers, console, f"{file.study.name}: probe")
@@ -61,6 +62,12 @@ def probe(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Cons
         trained = [
             [r["seconds"] for r in read_metrics(job.directory / METRICS_FILE) if r["kind"] == "train"] for job in jobs
         ]
+    for cell, times in zip(cells, trained, strict=True):
+        if len(times) < PROBE_STEPS:
+            raise ResultError(
+                f"the probe of {cell.arm} at R = {cell.rounds} diverged after {len(times)} of {PROBE_STEPS} steps, from"
+                " its initial weights alone; look at that arm's model and precision"
+            )
     seconds = {
         cell: min(after - before for before, after in zip(times[_WARM:], times[_WARM + 1 :], strict=False))
         for cell, times in zip(cells, trained, strict=True)

@@ -26,7 +26,7 @@ from depthscale.studies.study_runs import REPORT_SPLIT
 #: Settings that change how fast or how often something is done, and not what is trained.
 _OF_NO_EFFECT = {
     "train": {
-        "batch_rows", "accumulation", "seed", "data_seed", "eval_every", "eval_rows", "checkpoint_every", "log_every",
+        "batch_rows", "accumulation", "seed", "data_seed", "eval_every", "checkpoint_every", "log_every",
         "log_alignment_every", "compile_blocks", "checkpoint_visits", "tensorboard", "num_threads",
     },
     "data": {"revision"},
@@ -43,6 +43,7 @@ class RecipeRun:
         outcome: ``finished``, ``stuck`` or ``diverged``.
         loss_nats: on the report split; None where it is not finite.
         tokens: trained on.
+        corpus_sha256, tokenizer_sha256: of its data.
         departures: settings that differ from the recipe's, in words.
     """
 
@@ -51,6 +52,8 @@ class RecipeRun:
     outcome: str
     loss_nats: float | None
     tokens: int
+    corpus_sha256: str
+    tokenizer_sha256: str
     departures: tuple[str, ...]
 
 
@@ -66,7 +69,8 @@ def recipe_table(file: StudyFile, runs: Path) -> dict[str, Any]:
         other arm at one R, the paper's beside ours with its interval), ``num_other_runs``.
 
     Raises:
-        ResultError: the folder is missing or holds no run with a result, or a result is damaged.
+        ResultError: the folder is missing or holds no run with a result, a result is damaged, or runs that are as the
+            recipe says read different text or tokenizers.
     """
     if not runs.is_dir():
         raise ResultError(f"no folder at {runs}; give the folder that holds the runs, such as runs/{file.study.name}")
@@ -84,6 +88,7 @@ def recipe_table(file: StudyFile, runs: Path) -> dict[str, Any]:
             num_other += 1
             continue
         cells[key].append(_run(directory, runs, config, _recipe_config(file, key)))
+    _require_one_text([run for of_cell in cells.values() for run in of_cell if not run.departures])
     some = _recipe_config(file, next(iter(cells)))
     size = paper_size(some.plan.blocks, some.model.hidden_size)
     rows = [_row(file, key, size.losses if size else {}, of_cell) for key, of_cell in cells.items()]
@@ -127,18 +132,31 @@ def _run(directory: Path, root: Path, config: RunConfig, recipe: RunConfig) -> R
     if training["step"] < training["steps_planned"]:
         departures.append(f"ended at step {training['step']} of {training['steps_planned']}")
     wanted = recipe.train.rows_per_step(1)
-    # A loop of another trainer says less of itself.
-    made = (training.get("optimization") or {}).get("rows_per_step", config.train.rows_per_step(1))
+    # Counted, as the configuration does not know how many processes shared a step.
+    made = training["tokens"] / (training["step"] * config.data.context_length) if training["step"] else wanted
     if made != wanted:
-        departures.append(f"rows per step {made} (recipe: {wanted})")
+        departures.append(f"rows per step {made:g} (recipe: {wanted})")
     return RecipeRun(
         str(directory.relative_to(root)),
         training["data_seed"],
         training["outcome"],
         loss,
         training["tokens"],
+        training["data"]["corpus_sha256"],
+        training["data"]["tokenizer_sha256"],
         tuple(departures),
     )
+
+
+def _require_one_text(runs: Sequence[RecipeRun]) -> None:
+    for what, name in (("text", "corpus_sha256"), ("tokenizers", "tokenizer_sha256")):
+        found = {getattr(run, name): run.directory for run in runs}
+        if len(found) > 1:
+            listed = ", ".join(f"{directory} has {value[:12]}" for value, directory in found.items())
+            raise ResultError(
+                f"runs of the recipe read different {what} ({listed}), so their losses do not compare; move the odd"
+                " ones out of the folder"
+            )
 
 
 def _departures(run: RunConfig, recipe: RunConfig) -> list[str]:

@@ -49,7 +49,7 @@ def run_cost(config: RunConfig, vocab_size: int) -> RunCost:
     evaluations = _FINAL_EVALUATIONS + (0 if train.eval_every is None else (train.steps - 1) // train.eval_every)
     return RunCost(
         steps=train.steps,
-        tokens=train.steps * train.batch_rows * train.accumulation * config.data.context_length,
+        tokens=train.steps * train.rows_per_step(num_processes=1) * config.data.context_length,
         parameters=count_parameters(shape).total,
         flops_per_token=flops.training,
         evaluation_flops=evaluations * (train.eval_rows or 0) * config.data.context_length * flops.forward,

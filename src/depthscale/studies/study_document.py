@@ -10,12 +10,13 @@ from typing import Any
 
 from depthscale.errors import ResultError
 from depthscale.runs.comparison_config import CellKey
-from depthscale.runs.config_file import validate
+from depthscale.runs.config import RunConfig
+from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.files import atomic_write_text
-from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.layout import CONFIG_FILE, STUDY_FILE
 from depthscale.runs.results import result_path
 from depthscale.runs.study_config import CellRate, StudyFile
-from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, read_study_document
+from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, planned_file, read_study_document, run_name
 
 STOPPING_RULE = (
     "Every run of the listed cells and seeds is made once, to its last step or to its divergence. No run is added,"
@@ -44,7 +45,7 @@ def planned_study(directory: Path, asked: StudyFile) -> tuple[StudyFile, dict[st
             f"{directory} holds this study without {_listed(grown)}; give --add to record them as a later addition,"
             " or choose another --out"
         )
-    return validate(StudyFile, document["config"], str(directory / STUDY_FILE)), document
+    return planned_file(directory, document), document
 
 
 def write_study(
@@ -116,17 +117,29 @@ def add_to_study(
     return document
 
 
-def with_known_steps(directory: Path, asked: StudyFile) -> StudyFile:
-    """``asked`` with the steps of those matched arms that the directory's study has already."""
-    config = validate(StudyFile, read_study_document(directory)["config"], str(directory / STUDY_FILE))
-    known = {arm.name: arm for arm in config.study.arms if arm.match}
-    arms = tuple(known.get(arm.name, arm) for arm in asked.study.arms)
-    return asked.model_copy(update={"study": asked.study.model_copy(update={"arms": arms})})
+def with_what_is_settled(directory: Path, asked: StudyFile) -> StudyFile:
+    """``asked`` with what the directory's study has settled: steps of its matched arms, and the rates of its cells."""
+    settled = planned_file(directory, read_study_document(directory)).study
+    matched = {arm.name: arm for arm in settled.arms if arm.match}
+    arms = tuple(matched.get(arm.name, arm) for arm in asked.study.arms)
+    cells = {(rate.arm, rate.rounds) for rate in settled.rates}
+    rates = settled.rates + tuple(rate for rate in asked.study.rates if (rate.arm, rate.rounds) not in cells)
+    return asked.model_copy(update={"study": asked.study.model_copy(update={"arms": arms, "rates": rates})})
 
 
 def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> StudyFile:
-    """The study with the rates that tuning chose, in ``study.json`` as well."""
+    """The study with the rates that tuning chose, in ``study.json`` as well.
+
+    Raises:
+        ResultError: a run was begun at another rate; nothing is changed then.
+    """
     tuned = file.model_copy(update={"study": file.study.model_copy(update={"rates": tuple(rates)})})
+    if begun := _begun_at_another_rate(directory, tuned):
+        raise ResultError(
+            f"{directory} holds runs at rates that tuning did not choose ({', '.join(begun[:6])}"
+            f"{' and more' if len(begun) > 6 else ''}); delete their folders in runs/ and give the same command again,"
+            " tuning runs are kept"
+        )
     document = read_study_document(directory)
     config, cells = _plain(tuned), cell_entries(tuned)
     if (document["config"], document["cells"]) != (config, cells):
@@ -150,6 +163,19 @@ def cell_entries(file: StudyFile) -> list[dict[str, Any]]:
             }
         )
     return entries
+
+
+def _begun_at_another_rate(directory: Path, file: StudyFile) -> list[str]:
+    begun = []
+    for cell in file.study.cells():
+        for seed in file.study.seeds:
+            name = run_name(cell.arm, cell.rounds, seed, cell.budget)
+            path, planned = directory / "runs" / name / CONFIG_FILE, file.cell_config(cell, seed).train
+            if path.exists():
+                found = validate(RunConfig, read_toml(path), str(path)).train
+                if (found.lr, found.weight_decay) != (planned.lr, planned.weight_decay):
+                    begun.append(name)
+    return begun
 
 
 def _grown(before: StudyFile, after: StudyFile) -> dict[str, list[Any]]:

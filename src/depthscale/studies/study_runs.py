@@ -163,6 +163,39 @@ def read_study_document(directory: Path) -> dict[str, Any]:
     return document
 
 
+def planned_file(directory: Path, document: dict[str, Any]) -> StudyFile:
+    """The study as ``study.json`` says that it runs.
+
+    Raises:
+        ResultError: somebody wrote into it: its parts contradict one another.
+    """
+    path = directory / STUDY_FILE
+    file = validate(StudyFile, document["config"], str(path))
+    asked = validate(StudyFile, document.get("asked", document["config"]), str(path))
+    try:
+        listed = [CellKey(entry["arm"], entry["rounds"], entry.get("budget")) for entry in document["cells"]]
+        whole = all(isinstance(entry["lr"], float | int) and entry["lr_source"] for entry in document["cells"])
+    except (AttributeError, KeyError, TypeError):
+        listed, whole = [], False
+    if not whole or set(listed) != set(file.study.cells()) or _as_given(file) != _as_given(asked):
+        raise ResultError(
+            f"{path} was changed by hand: its cells, its config and what was asked do not agree; put back the file as"
+            " it was, and change a study with --add only"
+        )
+    return file
+
+
+def _as_given(file: StudyFile) -> StudyFile:
+    """The study without what is computed for it: rates that tuning chose, steps of matched arms."""
+    arms = tuple(
+        arm.model_copy(update={"train": {name: value for name, value in arm.train.items() if name != "steps"}})
+        if arm.match
+        else arm
+        for arm in file.study.arms
+    )
+    return file.model_copy(update={"study": file.study.model_copy(update={"arms": arms, "rates": ()})})
+
+
 def read_study(directory: Path) -> Study:
     """A study and every run of it that has a training result.
 
@@ -171,7 +204,7 @@ def read_study(directory: Path) -> Study:
             the runs read different text or tokenizers.
     """
     document = read_study_document(directory)
-    file = validate(StudyFile, document["config"], str(directory / STUDY_FILE))
+    file = planned_file(directory, document)
     later = {tuple(cell) for addition in document.get("later_additions", []) for cell in addition.get("cells", [])}
     cells = tuple(_read_cell(directory, file, entry, later) for entry in document["cells"])
     study = Study(directory, document, file, cells)

@@ -24,12 +24,7 @@ from depthscale.runs.metrics import keep_until
 
 def keep_branch_point(checkpoint: Path, run_directory: Path) -> None:
     """Keep a training checkpoint beyond the end of its run; files are linked, as none is ever written again."""
-    target = run_directory / BRANCH_POINTS / checkpoint.name
-    staging = target.with_name(f".{target.name}.writing")
-    for leftover in (staging, target):
-        shutil.rmtree(leftover, ignore_errors=True)
-    shutil.copytree(checkpoint, staging, copy_function=os.link)
-    staging.rename(target)
+    _link_whole(checkpoint, run_directory / BRANCH_POINTS / checkpoint.name)
 
 
 def begin_at_branch_point(config: RunConfig, run_directory: Path, console: Console) -> None:
@@ -49,7 +44,16 @@ def begin_at_branch_point(config: RunConfig, run_directory: Path, console: Conso
     _require_same_run(config, trunk)
     shutil.copy(trunk / METRICS_FILE, run_directory / METRICS_FILE)
     keep_until(run_directory / METRICS_FILE, step)
-    shutil.copytree(point, run_directory / TRAINING_STATE / point.name, copy_function=os.link)
+    _link_whole(point, run_directory / TRAINING_STATE / point.name)
+
+
+def _link_whole(checkpoint: Path, target: Path) -> None:
+    """The checkpoint in a second place, whole or not at all."""
+    staging = target.with_name(f".{target.name}.writing")
+    for leftover in (staging, target):
+        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.copytree(checkpoint, staging, copy_function=os.link)
+    staging.rename(target)
 
 
 def _require_same_run(config: RunConfig, trunk: Path) -> None:

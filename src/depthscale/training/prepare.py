@@ -40,7 +40,9 @@ from depthscale.training.tokenizer import (
 # To be raised whenever the same settings would give other tokens or another layout.
 SCHEMA_VERSION = 1
 
-STREAM_DUPLICATE_RULE = "none dropped, but exact copies of held-out texts from the training split"
+STREAM_DUPLICATE_RULE = (
+    "none dropped, but exact copies of tuning texts from the report split, and of both from the training split"
+)
 #: Tokens of each held-out split of a stream, unless ``data.held_out_tokens`` says otherwise.
 HELD_OUT_TOKENS = 2**20
 
@@ -219,7 +221,9 @@ def _prepare_stream(
     identity = {
         **{key: value for key, value in cache.source.identity().items() if not cache.source.is_local or key == "split"},
         "revision": cache.revision,
-        **{name: piece.sha256 for name, piece in held_out.items()},
+        # Later shards are made when they are asked for: a folder's files must stand for them.
+        "files": cache.source.listing(),
+        **{name: piece.sha256 for name, piece in pieces.items()},
     }
     splits = {
         name: PreparedSplit(

@@ -138,14 +138,15 @@ def _train(
     if config.train.tensorboard:
         callbacks.append(tensorboard_callback(directory / TENSORBOARD))
     state_directory = directory / TRAINING_STATE
+    # With it the processes join, without which none would wait for another.
+    trainer = LoopedTrainer(model, config.train, data, state_directory, metrics_path, callbacks)
+    recorder.trainer = trainer
     if is_first_process():
         begin_at_branch_point(config, directory, console)
     wait_for_all()
     saved = _newest_whole_checkpoint(state_directory, console) if resume or config.branch else None
     step = _step_of(saved) if saved else 0
     recorder.go_on_from(step, writes=is_first_process())
-    trainer = LoopedTrainer(model, config.train, data, state_directory, metrics_path, callbacks)
-    recorder.trainer = trainer
     if saved:
         trainer.take_up_counters(saved)
         first_record = {"step": step, "kind": "resumed"}

@@ -33,7 +33,7 @@ from depthscale.training.token_stream import TokenPosition, Tokens, TokenStream
 from depthscale.training.tokenizer import tokenizer_sha256
 
 # To be raised whenever the same settings would give other tokens or another layout.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: Tokens of a training shard: 32 MB on disk for a vocabulary up to 65,536.
 SHARD_TOKENS = 2**24
 HELD_OUT_SPLITS = ("tuning", "report")
@@ -95,7 +95,7 @@ class StreamCache:
         self.folder = cache_dir / f"stream-{key}"
         self._lock = FileLock(cache_dir / f".stream-{key}.lock")
         self._stream: TokenStream | None = None
-        self._excluded: frozenset[str] | None = None
+        self._excluded: dict[tuple[str, ...], frozenset[str]] = {}
 
     @property
     def revision(self) -> str | None:
@@ -176,14 +176,14 @@ class StreamCache:
             yield HELD_OUT_SPLITS[index]
 
     def _tokens_of(self, name: str, position: TokenPosition) -> Tokens:
-        stream = self._stream_at(position, () if name in HELD_OUT_SPLITS else self._held_out_texts())
+        stream = self._stream_at(position, self._held_out_before(name))
         if name in HELD_OUT_SPLITS:
             return stream.take_documents(self.held_out_tokens)
         return stream.take(self.shard_tokens)
 
-    def _stream_at(self, position: TokenPosition, excluded: frozenset[str] | tuple[()]) -> TokenStream:
+    def _stream_at(self, position: TokenPosition, excluded: frozenset[str]) -> TokenStream:
         """The stream that is being read if it stands there, else one that is opened there."""
-        if self._stream is None or self._stream.position != position or self._stream.excluded != frozenset(excluded):
+        if self._stream is None or self._stream.position != position or self._stream.excluded != excluded:
             self.close()
             revision = self.revision
 
@@ -193,12 +193,16 @@ class StreamCache:
             self._stream = TokenStream(read, self.tokenizer, position, excluded)
         return self._stream
 
-    def _held_out_texts(self) -> frozenset[str]:
-        """SHA-256 of every held-out text: an exact copy of one must not be trained on."""
-        if self._excluded is None:
-            metas = [_read_json(self.folder / f"{split}.json") for split in HELD_OUT_SPLITS]
-            self._excluded = frozenset(text for meta in metas for text in meta["text_sha256"])
-        return self._excluded
+    def _held_out_before(self, name: str) -> frozenset[str]:
+        """SHA-256 of every text in the held-out splits before the piece: an exact copy of one must not come in it.
+
+        What is trained on is not evaluated on, and what rates are chosen on is not reported on.
+        """
+        earlier = HELD_OUT_SPLITS[: HELD_OUT_SPLITS.index(name)] if name in HELD_OUT_SPLITS else HELD_OUT_SPLITS
+        if earlier not in self._excluded:
+            metas = [_read_json(self.folder / f"{split}.json") for split in earlier]
+            self._excluded[earlier] = frozenset(text for meta in metas for text in meta["text_sha256"])
+        return self._excluded[earlier]
 
     def _write(self, name: str, tokens: Tokens) -> None:
         if name in HELD_OUT_SPLITS and not len(tokens.ids):

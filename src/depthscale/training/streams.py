@@ -79,6 +79,13 @@ class StreamSource:
             "revision": _folder_fingerprint(Path(self.name)) if self.is_local else self.revision,
         }
 
+    def listing(self) -> dict[str, int] | None:
+        """Of a folder, the size of each of its files by name, wherever the folder lies; None for a data set of the Hub,
+        whose commit says as much."""
+        if not self.is_local:
+            return None
+        return {name: file.stat().st_size for name, file in _visible_files(Path(self.name))}
+
     def pinned_revision(self) -> str | None:
         """The commit that will be read: the one asked for, else the Hub's newest; None for a folder.
 
@@ -177,12 +184,17 @@ def _text_of(row: Mapping[str, Any], source: StreamSource, number: int) -> str:
 
 def _folder_fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.is_file() and not any(part.startswith(".") for part in Path(name).parts):
-            status = file.stat()
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    for name, file in _visible_files(folder):
+        status = file.stat()
+        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
+
+
+def _visible_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder)
+        if file.is_file() and not any(part.startswith(".") for part in name.parts):
+            yield name.as_posix(), file
 
 
 def _first_line(error: Exception) -> str:
