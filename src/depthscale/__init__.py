@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from depthscale.alignment.gradients import per_visit_gradients
     from depthscale.alignment.measure import measure_alignment
-    from depthscale.alignment.retrofit import ScaledResidual, apply_init_gain
+    from depthscale.alignment.retrofit import ScaledResidual, apply_init_gain, forget_init_gain
     from depthscale.alignment.tracing import trace_visits
     from depthscale.budget import ModelShape, count_parameters, flops_per_token, kv_cache_bytes_per_token
     from depthscale.errors import DepthscaleError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         first_order_bound,
         require_placement,
     )
+    from depthscale.studies.run_recorder import RunRecorder, unigram_entropy_nats
+    from depthscale.training.sharding import shard_looped
 
 __version__ = "0.1.0"
 
@@ -44,9 +46,11 @@ _HOMES = {
     "depthscale.budget": ("ModelShape", "count_parameters", "flops_per_token", "kv_cache_bytes_per_token"),
     "depthscale.nn": ("LoopedLMConfig", "LoopedLMForCausalLM"),
     "depthscale.alignment.tracing": ("trace_visits",),
-    "depthscale.alignment.retrofit": ("ScaledResidual", "apply_init_gain"),
+    "depthscale.alignment.retrofit": ("ScaledResidual", "apply_init_gain", "forget_init_gain"),
     "depthscale.alignment.gradients": ("per_visit_gradients",),
     "depthscale.alignment.measure": ("measure_alignment",),
+    "depthscale.training.sharding": ("shard_looped",),
+    "depthscale.studies.run_recorder": ("RunRecorder", "unigram_entropy_nats"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -72,8 +76,12 @@ __all__ = [  # noqa: RUF022 - grouped by home, as the reference lists them
     "trace_visits",
     "ScaledResidual",
     "apply_init_gain",
+    "forget_init_gain",
     "per_visit_gradients",
     "measure_alignment",
+    "shard_looped",
+    "RunRecorder",
+    "unigram_entropy_nats",
 ]
 
 

@@ -17,7 +17,25 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from depthscale.cli import align, allocate, compare, evaluate, export, fetch, fit, generate, report, scale, train
+from depthscale.cli import (
+    align,
+    allocate,
+    compare,
+    compare_laws,
+    evaluate,
+    export,
+    fetch,
+    fit,
+    generate,
+    intervene,
+    probe,
+    report,
+    scale,
+    sweep,
+    toy,
+    trace,
+    train,
+)
 from depthscale.errors import DepthscaleError, RunInterruptedError
 
 app = typer.Typer(
@@ -35,9 +53,15 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
 app.command("fit")(fit.fit)
+app.command("compare-laws")(compare_laws.compare_laws)
 app.command("allocate")(allocate.allocate)
 app.command("fetch")(fetch.fetch)
 app.command("align")(align.align)
+app.command("probe")(probe.probe)
+app.command("intervene")(intervene.intervene)
+app.command("trace")(trace.trace)
+app.command("sweep")(sweep.sweep)
+app.command("toy")(toy.toy)
 
 
 def _version(value: bool) -> None:

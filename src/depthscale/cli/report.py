@@ -12,14 +12,27 @@ def report(
     directory: Annotated[Path, typer.Argument(help="A directory of a study, a run or a fit.")],
 ) -> None:
     """Write the figures and the self-contained HTML report of a study, a run or a fit."""
+    from depthscale.reports.alignment_report import build_alignment_report
     from depthscale.reports.comparison_report import build_report
     from depthscale.reports.fit_report import build_fit_report
+    from depthscale.reports.probe_report import build_probe_report, holds_probe
     from depthscale.reports.run_report import build_run_report
+    from depthscale.reports.sweep_report import build_sweep_report
+    from depthscale.reports.toy_report import build_toy_report
     from depthscale.runs.layout import STUDY_FILE
     from depthscale.runs.results import result_path
+    from depthscale.studies.sweep_runs import is_sweep
 
     if result_path(directory, "fit").exists():
         page = build_fit_report(directory)
+    elif result_path(directory, "alignment_study").exists():
+        page = build_alignment_report(directory)
+    elif result_path(directory, "toy").exists():
+        page = build_toy_report(directory)
+    elif holds_probe(directory):
+        page = build_probe_report(directory)
+    elif is_sweep(directory):
+        page = build_sweep_report(directory)
     elif (directory / STUDY_FILE).exists():
         page = build_report(directory)
     else:

@@ -27,8 +27,8 @@ def scale(
 ) -> None:
     """Print the skip scale, init gain, branch scale and learning-rate multiplier of every residual rule."""
     from depthscale.residual import RULES, apply_rule
-    from depthscale.runs.config import PlanConfig
     from depthscale.runs.config_file import validate
+    from depthscale.runs.model_config import PlanConfig
 
     tables = {"kind": kind, "blocks": blocks, "rounds": rounds, "prelude": prelude, "coda": coda}
     if grad_rounds is not None:

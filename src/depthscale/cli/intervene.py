@@ -1,0 +1,121 @@
+"""``depthscale intervene``: what layers do, by changing what they do, and the verdict on the regime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from depthscale.cli.extras import require_lm
+
+LEDGER_FILE = "interventions.jsonl"
+
+
+def intervene(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder or a run of depthscale.")],
+    corpus: Annotated[str, typer.Option(help="As for probe.")] = "stdlib",
+    subset: Annotated[str | None, typer.Option(help="Configuration of a streamed data set.")] = None,
+    text_field: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens that count; every intervention reads them all.")] = 2048,
+    context: Annotated[int, typer.Option(min=2, help="Tokens a document is cut at.")] = 128,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch, pads included.")] = 2048,
+    bos: Annotated[str, typer.Option(help="Beginning-of-sequence token first: auto, always or never.")] = "auto",
+    draws: Annotated[int, typer.Option(min=1, help="Random choices for each number of dropped layers.")] = 4,
+    similarity_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the similarity map; 0 leaves it out.")] = 512,
+    nulls: Annotated[bool, typer.Option(help="Measure the nulls; without them there is no verdict.")] = True,
+    seed: Annotated[int, typer.Option(help="Of documents, choices, shuffles and the untrained weights.")] = 0,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    dtype: Annotated[str, typer.Option(help="Weights in memory, as for probe.")] = "float32",
+    device_map: Annotated[str | None, typer.Option(help="As transformers takes it.")] = None,
+    gguf_file: Annotated[str | None, typer.Option(help="A GGUF file of the model.")] = None,
+    allow_bin: Annotated[bool, typer.Option("--allow-bin", help="Read .bin weights, weights_only.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="Another place for the tokenizer.")] = None,
+    blocks_path: Annotated[str | None, typer.Option(help="Blocks of an unknown architecture.")] = None,
+    norm_path: Annotated[str | None, typer.Option(help="Its norm before the head, or none.")] = None,
+    head_path: Annotated[str | None, typer.Option(help="Its head.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the results; default probes/MODEL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Remove, swap, repeat, drop and loop layers, beside the nulls, and say which regime the evidence is for."""
+    require_lm("intervene")
+    from rich.console import Console
+    from transformers.utils.logging import disable_progress_bar
+
+    from depthscale.cli.evidence_progress import evidence_progress
+    from depthscale.cli.intervene_tables import print_interventions
+    from depthscale.cli.probe_model import describe_model, model_settings, open_model, write_figures
+    from depthscale.cli.probe_run import slug
+    from depthscale.cli.probe_texts import read_texts
+    from depthscale.probing.corpus import RowCounts, document_batches, special_tokens
+    from depthscale.probing.intervention_result import RESULT_KIND, InterventionSettings
+    from depthscale.probing.intervention_result import intervene as measure_interventions
+    from depthscale.probing.ledger import Ledger
+    from depthscale.probing.located import locate
+    from depthscale.probing.nulls import untrained
+    from depthscale.probing.probe import context_length
+    from depthscale.probing.settings import ProbeSettings
+    from depthscale.runs.config_file import validate
+    from depthscale.runs.results import finite, write_result
+
+    disable_progress_bar()
+    console = Console(stderr=True)
+    parts = model_settings(
+        {
+            "dtype": dtype,
+            "device_map": device_map,
+            "gguf_file": gguf_file,
+            "allow_bin": allow_bin,
+            "trust_remote_code": trust_remote_code,
+            "tokenizer": tokenizer,
+            "blocks_path": blocks_path,
+            "norm_path": norm_path,
+            "head_path": head_path,
+        }
+    )
+    text: dict[str, Any] = {
+        "corpus": corpus,
+        "subset": subset,
+        "text_field": text_field,
+        "tokens": tokens,
+        "context_length": context,
+        "batch_tokens": batch_tokens,
+        "bos": bos,
+        "seed": seed,
+    }
+    reading = validate(ProbeSettings, text, "options")
+    loaded, located = open_model(model, revision, parts, console)
+    special, counts = special_tokens(loaded.tokenizer, reading.bos), RowCounts()
+    batches = [
+        rows.batch
+        for rows in document_batches(
+            loaded.tokenizer,
+            read_texts(reading),
+            special,
+            context_length(loaded, reading),
+            batch_tokens,
+            None,
+            tokens,
+            counts,
+        )
+    ]
+    settings = InterventionSettings(draws, seed, similarity_tokens, nulls)
+    fresh = None
+    if nulls and getattr(loaded.model, "config", None) is not None:
+        fresh = locate(untrained(loaded.model, seed), blocks_path, norm_path, head_path)
+    described = describe_model(loaded, located)
+    data = {**text, **counts.to_dict()}
+    home = out or Path("probes") / slug(model)
+    identity = {"model": described, "data": data, "draws": draws, "seed": seed, "similarity_tokens": similarity_tokens}
+    ledger = Ledger(home / LEDGER_FILE, identity)
+    with evidence_progress(console) as tell:
+        result = measure_interventions(located, fresh, batches, special.bos is not None, ledger, settings, tell)
+    result = {"model": described, "data": data, "settings": {"draws": draws, "seed": seed, "nulls": nulls}, **result}
+    console.print(f"written: {write_result(home, RESULT_KIND, result)}", soft_wrap=True)
+    write_figures(home, RESULT_KIND, console)
+    if as_json:
+        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+    else:
+        print_interventions(finite(result))

@@ -1,0 +1,105 @@
+"""``depthscale trace``: where in layers and tokens a subject acts on the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from depthscale.cli.extras import require_lm
+
+LEDGER_FILE = "trace.jsonl"
+
+
+def trace(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder or a run of depthscale.")],
+    prompts: Annotated[
+        Path, typer.Argument(metavar="PROMPTS.jsonl", help='Lines such as {"prompt": …, "subject": …, "answer": …}.')
+    ],
+    draws: Annotated[int, typer.Option(min=1, help="Draws of the noise for each prompt.")] = 5,
+    noise: Annotated[float, typer.Option(min=0, help="In standard deviations of the embedding matrix.")] = 3.0,
+    rows: Annotated[int, typer.Option(min=1, help="States restored side by side.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
+    bos: Annotated[str, typer.Option(help="Beginning-of-sequence token first: auto, always or never.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    dtype: Annotated[str, typer.Option(help="Weights in memory, as for probe.")] = "float32",
+    device_map: Annotated[str | None, typer.Option(help="As transformers takes it.")] = None,
+    gguf_file: Annotated[str | None, typer.Option(help="A GGUF file of the model.")] = None,
+    allow_bin: Annotated[bool, typer.Option("--allow-bin", help="Read .bin weights, weights_only.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="Another place for the tokenizer.")] = None,
+    blocks_path: Annotated[str | None, typer.Option(help="Blocks of an unknown architecture.")] = None,
+    norm_path: Annotated[str | None, typer.Option(help="Its norm before the head, or none.")] = None,
+    head_path: Annotated[str | None, typer.Option(help="Its head.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the results; default probes/MODEL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Add noise to a subject's embeddings and put one clean state at a time back."""
+    require_lm("trace")
+    from rich.console import Console
+    from rich.table import Table
+    from transformers.utils.logging import disable_progress_bar
+
+    from depthscale.cli.evidence_progress import evidence_progress
+    from depthscale.cli.intervene_tables import shown
+    from depthscale.cli.probe_model import describe_model, model_settings, open_model, write_figures
+    from depthscale.cli.probe_run import slug
+    from depthscale.probing.causal_trace import RESULT_KIND, TraceSettings
+    from depthscale.probing.causal_trace import trace as trace_prompts
+    from depthscale.probing.corpus import special_tokens
+    from depthscale.probing.ledger import Ledger
+    from depthscale.probing.settings import ProbeSettings
+    from depthscale.probing.trace_prompts import read_prompts, tokenize
+    from depthscale.runs.config_file import validate
+    from depthscale.runs.results import finite, write_result
+
+    disable_progress_bar()
+    console = Console(stderr=True)
+    read = read_prompts(prompts)
+    choice = validate(ProbeSettings, {"bos": bos}, "options").bos
+    parts = model_settings(
+        {
+            "dtype": dtype,
+            "device_map": device_map,
+            "gguf_file": gguf_file,
+            "allow_bin": allow_bin,
+            "trust_remote_code": trust_remote_code,
+            "tokenizer": tokenizer,
+            "blocks_path": blocks_path,
+            "norm_path": norm_path,
+            "head_path": head_path,
+        }
+    )
+    loaded, located = open_model(model, revision, parts, console)
+    special = special_tokens(loaded.tokenizer, choice)
+    tokenized = [tokenize(loaded.tokenizer, prompt, special.bos) for prompt in read]
+    settings = TraceSettings(noise, draws, seed, rows)
+    described = describe_model(loaded, located)
+    home = out or Path("probes") / slug(model)
+    asked = [[p.source.prompt, p.source.subject, p.source.answer] for p in tokenized]
+    ledger = Ledger(
+        home / LEDGER_FILE, {"model": described, "prompts": asked, "noise": noise, "seed": seed, "bos": bos}
+    )
+    with evidence_progress(console) as tell:
+        found = trace_prompts(located, tokenized, ledger, settings, lambda done, total: tell("trace", done, total))
+    result = {"model": described, "bos_id": special.bos, **found.to_dict()}
+    console.print(f"written: {write_result(home, RESULT_KIND, result)}", soft_wrap=True)
+    write_figures(home, RESULT_KIND, console)
+    if as_json:
+        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        return
+    plain = finite(result)
+    table = Table(
+        title=f"Restored effect on p(answer), {len(tokenized)} prompts; noise takes {shown(plain['total_effect'])}",
+        caption="of the role's token that restores most; share of depth: where at least half of that is restored",
+    )
+    for heading in ("token", "prompts", "largest", "at layer", "share of depth"):
+        table.add_column(heading, justify="left" if heading == "token" else "right")
+    for role in plain["roles"]:
+        values = [layer["value"] for layer in role["by_layer"]]
+        best = max(range(len(values)), key=values.__getitem__)
+        span = "-" if role["layers"] is None else f"{role['layers'][0]:.0%} to {role['layers'][1]:.0%}"
+        table.add_row(role["role"], str(role["num_prompts"]), shown(role["by_layer"][best]), str(best + 1), span)
+    Console().print(table)
