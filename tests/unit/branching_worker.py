@@ -13,8 +13,12 @@ from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate, with_overrides
 from depthscale.training import run
 
-FOLDER = Path(sys.argv[1]).parent
 TAKEN_UP: list[int] = []
+
+
+def folder() -> Path:
+    """Where the test wants its files; asked for late, since collecting the tests imports this module."""
+    return Path(sys.argv[1]).parent
 
 
 def slowly(*arguments: Any) -> None:
@@ -34,8 +38,8 @@ if __name__ == "__main__":
     begin, newest = run.begin_at_branch_point, run._newest_whole_checkpoint
     run.begin_at_branch_point, run._newest_whole_checkpoint = slowly, watched
     changes = ["train.steps=6", "train.branch_at=[]", "branch.run=../run"]
-    config = validate(RunConfig, with_overrides(read_toml(FOLDER / "run" / "config.toml"), changes), "branch")
-    result = run.train_run(config, FOLDER / "together")
+    config = validate(RunConfig, with_overrides(read_toml(folder() / "run" / "config.toml"), changes), "branch")
+    result = run.train_run(config, folder() / "together")
     everywhere: list[Any] = [None, None]
     dist.all_gather_object(everywhere, TAKEN_UP[0])
     if dist.get_rank() == 0:

@@ -16,7 +16,10 @@ from depthscale.runs.metrics import read_metrics
 from depthscale.training.run import train_run
 from depthscale.training.trainer import LoopedTrainer
 
-FOLDER = Path(sys.argv[1]).parent
+
+def folder() -> Path:
+    """Where the test wants its files; asked for late, since collecting the tests imports this module."""
+    return Path(sys.argv[1]).parent
 
 
 def losses(directory: Path) -> list[float]:
@@ -85,7 +88,9 @@ def everywhere(value: Any) -> list[Any]:
 def bad_gradient() -> dict[str, Any]:
     callback = BadGradient()
     result = with_callback(
-        callback, tiny_config(FOLDER, "train.steps=5", "train.log_every=1", "train.checkpoint_every=1"), FOLDER / "bad"
+        callback,
+        tiny_config(folder(), "train.steps=5", "train.log_every=1", "train.checkpoint_every=1"),
+        folder() / "bad",
     )
     return {
         "unchanged": everywhere(callback.unchanged),
@@ -93,7 +98,7 @@ def bad_gradient() -> dict[str, Any]:
         "outcome": result["outcome"],
         "last_weights_finite": all(
             bool(tensor.isfinite().all())
-            for tensor in load_file(FOLDER / "bad" / "checkpoint" / "model.safetensors").values()
+            for tensor in load_file(folder() / "bad" / "checkpoint" / "model.safetensors").values()
         ),
     }
 
@@ -109,37 +114,37 @@ def shared_weights() -> dict[str, list[float]]:
         ("truncated", ("train.checkpoint_visits=true", *truncated, *drawn)),
         ("truncated without checkpoints", truncated),
     ):
-        train_run(tiny_config(FOLDER, "train.steps=5", "train.log_every=1", *more), FOLDER / name)
-        found[name] = losses(FOLDER / name)
+        train_run(tiny_config(folder(), "train.steps=5", "train.log_every=1", *more), folder() / name)
+        found[name] = losses(folder() / name)
     return found
 
 
 def save_and_evaluate() -> dict[str, Any]:
     every = ("train.checkpoint_every=2", "train.eval_every=2", "train.log_alignment_every=2", "train.log_every=1")
-    config = tiny_config(FOLDER, "train.steps=6", *every)
-    train_run(config, FOLDER / "unbroken")
-    with_callback(Crash(), config, FOLDER / "broken")
-    kept = sorted(path.name for path in (FOLDER / "broken" / "training_state").glob("checkpoint-*"))
-    result = train_run(config, FOLDER / "broken", resume=True)
-    kinds = [record["kind"] for record in read_metrics(FOLDER / "unbroken" / "metrics.jsonl")]
+    config = tiny_config(folder(), "train.steps=6", *every)
+    train_run(config, folder() / "unbroken")
+    with_callback(Crash(), config, folder() / "broken")
+    kept = sorted(path.name for path in (folder() / "broken" / "training_state").glob("checkpoint-*"))
+    result = train_run(config, folder() / "broken", resume=True)
+    kinds = [record["kind"] for record in read_metrics(folder() / "unbroken" / "metrics.jsonl")]
     return {
         "kinds": {kind: kinds.count(kind) for kind in set(kinds)},
-        "unbroken": losses(FOLDER / "unbroken"),
-        "resumed": losses(FOLDER / "broken"),
+        "unbroken": losses(folder() / "unbroken"),
+        "resumed": losses(folder() / "broken"),
         "kept": kept,
         "counted_as_resumed": result["resumed"],
-        "files": sorted(path.name for path in (FOLDER / "unbroken").iterdir()),
+        "files": sorted(path.name for path in (folder() / "unbroken").iterdir()),
     }
 
 
 def quick_observations() -> dict[str, Any]:
-    os.environ["DEPTHSCALE_CACHE"] = str(FOLDER / "cache")
-    train_run(tiny_config(FOLDER, *UNEVEN, "train.batch_rows=4"), FOLDER / "two")
+    os.environ["DEPTHSCALE_CACHE"] = str(folder() / "cache")
+    train_run(tiny_config(folder(), *UNEVEN, "train.batch_rows=4"), folder() / "two")
     return {"bad_gradient": bad_gradient()}
 
 
 def slow_observations() -> dict[str, Any]:
-    os.environ["DEPTHSCALE_CACHE"] = str(FOLDER / "cache")
+    os.environ["DEPTHSCALE_CACHE"] = str(folder() / "cache")
     return {"save_and_evaluate": save_and_evaluate(), "shared_weights": shared_weights()}
 
 
