@@ -11,7 +11,6 @@ all keys and values is the one cost that has to grow.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import platform
 import statistics
@@ -23,10 +22,10 @@ from typing import Any
 import torch
 import transformers
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.generation import BaseStreamer
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
+from depthscale.nn.cache import CACHE_FIELD
 from depthscale.nn.config import NORM_PLACEMENTS
 
 PEER = "llama"
@@ -34,19 +33,6 @@ ATTENTION = "attention"
 TARGET_RATIO = 1.0
 #: Growth of the time per token without the attention kernel's own.
 TARGET_GROWTH_BEYOND_ATTENTION = 1.05
-
-
-class Clock(BaseStreamer):
-    """Notes when each new token came."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
 
 
 def build_models(options: argparse.Namespace, context: int) -> dict[str, PreTrainedModel]:
@@ -72,10 +58,10 @@ def build_models(options: argparse.Namespace, context: int) -> dict[str, PreTrai
     return models
 
 
-def seconds(model: PreTrainedModel, prompt: torch.Tensor, new_tokens: int, clock: Clock | None = None) -> float:
+def seconds(model: PreTrainedModel, prompt: torch.Tensor, new_tokens: int) -> float:
     """Wall time of one greedy text."""
     started = time.perf_counter()
-    sequences = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, streamer=clock)
+    sequences = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False)
     assert sequences.shape == (len(prompt), prompt.shape[1] + new_tokens)
     return time.perf_counter() - started
 
@@ -116,7 +102,7 @@ def attention_seconds(lengths: list[int], options: argparse.Namespace) -> list[f
     taken = []
     for length in lengths:
         times = []
-        for _ in range(50):
+        for _ in range(3):
             started = time.perf_counter()
             for keys, values in zip(*slots, strict=True):
                 functional.scaled_dot_product_attention(query, keys[..., :length, :], values[..., :length, :])
@@ -125,36 +111,45 @@ def attention_seconds(lengths: list[int], options: argparse.Namespace) -> list[f
     return taken
 
 
+@torch.no_grad()
 def measure_growth(models: dict[str, PreTrainedModel], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Milliseconds of a token at batch 1, the median within each eighth of a text that fills the context."""
-    new_tokens = options.length - options.prompt
-    eighth = (new_tokens - 1) // 8
-    middles = [options.prompt + eighth // 2 + part * eighth for part in range(8)]
-    attention: list[list[float]] = []
-    prompt = torch.randint(options.vocab_size, (1, options.prompt), generator=torch.Generator().manual_seed(1))
-    gaps: dict[str, list[list[float]]] = {name: [] for name in models}
-    for _ in range(max(2, options.repetitions // 2)):
-        attention.append(attention_seconds(middles, options))
+    """Milliseconds of one more token at batch 1 after texts of eight lengths.
+
+    Every turn asks each model for one token at every length, so that a machine whose speed drifts slows all lengths
+    alike; the least of the turns counts, as whatever else the machine does only adds to it.
+    """
+    lengths = [options.length * part // 8 for part in range(1, 9)]
+    text = torch.randint(options.vocab_size, (1, options.length), generator=torch.Generator().manual_seed(1))
+    caches: dict[tuple[str, int], DynamicCache] = {}
+    for name, model in models.items():
+        for length in lengths:
+            caches[name, length] = DynamicCache()
+            model(text[:, : length - 1], **{CACHE_FIELD: caches[name, length]}, use_cache=True)
+    taken: dict[tuple[str, int], list[float]] = {key: [] for key in caches}
+    attention = []
+    for _ in range(options.turns):
+        attention.append(attention_seconds(lengths, options))
         for name, model in models.items():
-            clock = Clock()
-            seconds(model, prompt, new_tokens, clock)
-            # The first call is the prompt, the second the token that its reading gave.
-            times = clock.times[1:]
-            gaps[name].append([after - before for before, after in itertools.pairwise(times)])
-    own = [1e3 * statistics.median(values) for values in zip(*attention, strict=True)]
+            # The first token untimed: it brings the model's weights back into the processor's cache.
+            for length in (lengths[0], *lengths):
+                cache = caches[name, length]
+                started = time.perf_counter()
+                model(text[:, -1:], **{CACHE_FIELD: cache}, use_cache=True)
+                taken[name, length].append(time.perf_counter() - started)
+                cache.crop(-1)
+            del taken[name, lengths[0]][-2]
+    own = [1e3 * min(values) for values in zip(*attention, strict=True)]
     rows: list[dict[str, Any]] = [
         {"model": ATTENTION, "milliseconds_per_token": own, "growth": own[-1] / own[0], "growth_beyond_attention": None}
     ]
-    for name, repetitions in gaps.items():
-        per_token = [statistics.median(values) for values in zip(*repetitions, strict=True)]
-        parts = [1e3 * statistics.median(per_token[start : start + eighth]) for start in range(0, 8 * eighth, eighth)]
-        beyond = (parts[-1] - own[-1]) / (parts[0] - own[0])
+    for name in models:
+        parts = [1e3 * min(taken[name, length]) for length in lengths]
         rows.append(
             {
                 "model": name,
                 "milliseconds_per_token": parts,
                 "growth": parts[-1] / parts[0],
-                "growth_beyond_attention": beyond,
+                "growth_beyond_attention": (parts[-1] - own[-1]) / (parts[0] - own[0]),
             }
         )
     return rows
@@ -183,8 +178,9 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--length", type=int, default=512, help="of the text whose tokens are timed one by one")
+    parser.add_argument("--length", type=int, default=512, help="of the longest text after which one token is timed")
     parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=40, help="of one token at each of eight lengths")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None, help="also write the numbers to this file")
     options = parser.parse_args()
@@ -199,7 +195,7 @@ def main() -> None:
     for row in speed:
         spread = f"{row['ratio_lowest']:.2f} .. {row['ratio_highest']:.2f}"
         write(f"{row['batch']:5} {row['model']:10} {row['tokens_per_second']:10.1f} {row['ratio']:8.2f}   {spread}\n")
-    write(f"\nms per token in each eighth of {options.length} tokens, batch 1\n")
+    write(f"\nms per token after eighths of {options.length} tokens, batch 1, least of {options.turns} turns\n")
     for row in growth:
         parts = " ".join(f"{part:7.2f}" for part in row["milliseconds_per_token"])
         beyond = row["growth_beyond_attention"]
