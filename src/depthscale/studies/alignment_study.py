@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from depthscale.errors import ConfigError, ResultError, unknown_name
+from depthscale.errors import ResultError
 from depthscale.runs.alignment_config import AlignmentRun, AlignmentStudyFile
-from depthscale.runs.config_file import read_toml, validate, with_overrides, write_toml
+from depthscale.runs.config_file import read_toml, validate, write_toml
 from depthscale.runs.layout import CONFIG_FILE
+from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.results import read_result, result_path
 from depthscale.studies.engine import Failure, Job, run_jobs
 from depthscale.studies.study_runs import run_name
@@ -22,8 +22,7 @@ CELLS = "cells"
 
 def alignment_presets() -> dict[str, Path]:
     """The alignment studies that come with the package, by name."""
-    folder = Path(str(importlib.resources.files("depthscale.studies") / "alignment_presets"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return packaged_presets("depthscale.studies", "alignment_presets")
 
 
 def read_alignment_study(source: str, overrides: list[str]) -> AlignmentStudyFile:
@@ -32,11 +31,7 @@ def read_alignment_study(source: str, overrides: list[str]) -> AlignmentStudyFil
     Raises:
         ConfigError: unknown preset (the nearest is suggested), missing file, or a fault in it.
     """
-    known = alignment_presets()
-    path = known.get(source, Path(source))
-    if source not in known and not path.suffix:
-        raise ConfigError(unknown_name("preset", source, known))
-    return validate(AlignmentStudyFile, with_overrides(read_toml(path), overrides), str(path))
+    return read_preset_or_file(AlignmentStudyFile, source, alignment_presets(), overrides)
 
 
 def run_alignment_study(directory: Path, file: AlignmentStudyFile, workers: int, console: Console) -> list[Failure]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from depthscale.errors import ConfigError, ResultError, unknown_name
+from depthscale.errors import ResultError
 from depthscale.runs.config import RunConfig
-from depthscale.runs.config_file import read_toml, validate, with_overrides, write_toml
+from depthscale.runs.config_file import read_toml, validate, write_toml
 from depthscale.runs.layout import CONFIG_FILE
+from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.runs.task_names import distinct_tasks, usual_shots
@@ -22,8 +22,7 @@ from depthscale.studies.study_runs import run_name
 
 def presets() -> dict[str, Path]:
     """The study files that come with the package, by name."""
-    folder = Path(str(importlib.resources.files("depthscale.studies") / "presets"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return packaged_presets("depthscale.studies")
 
 
 def read_study_file(source: str, overrides: list[str]) -> StudyFile:
@@ -32,11 +31,7 @@ def read_study_file(source: str, overrides: list[str]) -> StudyFile:
     Raises:
         ConfigError: unknown preset (the nearest is suggested), missing file, or a fault in it.
     """
-    known = presets()
-    path = known.get(source, Path(source))
-    if source not in known and not path.suffix:
-        raise ConfigError(unknown_name("preset", source, known))
-    return validate(StudyFile, with_overrides(read_toml(path), overrides), str(path))
+    return read_preset_or_file(StudyFile, source, presets(), overrides)
 
 
 def run_study(directory: Path, file: StudyFile, workers: int, console: Console) -> list[Failure]:

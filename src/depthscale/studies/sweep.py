@@ -7,7 +7,6 @@ it, with their time and what they rest on, before their first run.
 from __future__ import annotations
 
 import datetime
-import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from depthscale.errors import ConfigError, ResultError, unknown_name
-from depthscale.runs.config_file import read_toml, validate, with_overrides
+from depthscale.errors import ResultError
 from depthscale.runs.files import atomic_write_text
 from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.sweep_config import SweepFile
 from depthscale.studies.engine import Failure, run_jobs
 from depthscale.studies.study import training_job
@@ -45,8 +44,7 @@ STOPPING_RULE = (
 
 def sweep_presets() -> dict[str, Path]:
     """The sweep files that come with the package, by name."""
-    folder = Path(str(importlib.resources.files("depthscale.studies") / "sweep_presets"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return packaged_presets("depthscale.studies", "sweep_presets")
 
 
 def read_sweep_file(source: str, overrides: Sequence[str]) -> SweepFile:
@@ -55,11 +53,7 @@ def read_sweep_file(source: str, overrides: Sequence[str]) -> SweepFile:
     Raises:
         ConfigError: unknown preset (the nearest is suggested), missing file, or a fault in it.
     """
-    known = sweep_presets()
-    path = known.get(source, Path(source))
-    if source not in known and not path.suffix:
-        raise ConfigError(unknown_name("preset", source, known))
-    return validate(SweepFile, with_overrides(read_toml(path), overrides), str(path))
+    return read_preset_or_file(SweepFile, source, sweep_presets(), overrides)
 
 
 def write_sweep(directory: Path, file: SweepFile) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from depthscale.errors import ConfigError, unknown_name
-from depthscale.runs.config_file import read_toml, validate, with_overrides
+from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.toy.shapes import StudentShape
 
 LossKind = Literal["mse", "kl_own_head", "kl_teacher_head"]
@@ -234,8 +232,7 @@ class ToyStudy(_Part):
 
 def presets() -> Mapping[str, Path]:
     """The studies that come with the package, by name."""
-    folder = Path(str(importlib.resources.files("depthscale.toy") / "presets"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return packaged_presets("depthscale.toy")
 
 
 def read_study(source: str, overrides: list[str]) -> ToyStudy:
@@ -244,11 +241,7 @@ def read_study(source: str, overrides: list[str]) -> ToyStudy:
     Raises:
         ConfigError: unknown preset (the nearest is suggested), missing file, or a fault in it.
     """
-    known = presets()
-    if source not in known and not Path(source).suffix:
-        raise ConfigError(unknown_name("preset", source, known))
-    path = known.get(source, Path(source))
-    return validate(ToyStudy, with_overrides(read_toml(path), overrides), str(path))
+    return read_preset_or_file(ToyStudy, source, presets(), overrides)
 
 
 def _distinct(what: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
