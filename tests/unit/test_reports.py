@@ -19,6 +19,7 @@ from depthscale.errors import ResultError
 from depthscale.reports import charts
 from depthscale.reports.comparison_report import build_report
 from depthscale.reports.run_report import build_run_report
+from depthscale.runs.metrics import append_metric
 from depthscale.runs.results import read_result
 
 VOID = {"meta", "br", "img", "hr", "link", "input", "col"}
@@ -209,6 +210,34 @@ def test_a_single_run_is_reported_without_a_verdict(study: Path) -> None:
     assert (path.parent / "figures" / "loss.csv").exists()
     lost = Page(build_run_report(study / "runs" / "deeploop-r1-s3").read_text(encoding="utf-8"))
     assert "diverged" in lost.text
+
+
+def test_alignment_is_shown_along_training_where_runs_logged_it(tmp_path: Path) -> None:
+    directory = write_synthetic_study(tmp_path, seeds=(0, 1))
+    assert not (build_report(directory).parent / "figures" / "alignment-r4.csv").exists()
+    for seed, shift in ((0, -0.1), (1, 0.3)):
+        for rounds in (1, 4):
+            for step, kappa in ((0, 3.9), (300, 2.0), (600, None)):
+                found = None if kappa is None else kappa + shift
+                record = {"step": step, "kind": "alignment", "loss": {"kappa": found}}
+                append_metric(directory / "runs" / f"deeploop-r{rounds}-s{seed}" / "metrics.jsonl", record)
+    diverged = {"step": 0, "kind": "alignment", "reason": "the loss is not finite"}
+    append_metric(directory / "runs" / "deepnorm-r4-s0" / "metrics.jsonl", diverged)
+    text = build_report(directory).read_text(encoding="utf-8")
+    assert "Alignment of the visits" in Page(text).text
+    assert not (directory / "figures" / "alignment-r1.csv").exists(), "at R = 1 kappa is 1 by definition"
+    with (directory / "figures" / "alignment-r4.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["arm"], row["step"], row["num_runs"]) for row in rows] == [
+        ("deeploop", "0", "2"),
+        ("deeploop", "300", "2"),
+    ]
+    found = [[float(row[f"{what}_kappa"]) for what in ("mean", "lowest", "highest")] for row in rows]
+    assert found == [pytest.approx([4.0, 3.8, 4.2]), pytest.approx([2.1, 1.9, 2.3])]
+    build_run_report(directory / "runs" / "deeploop-r4-s1")
+    assert (directory / "runs" / "deeploop-r4-s1" / "figures" / "alignment.csv").exists()
+    build_run_report(directory / "runs" / "deepnorm-r4-s0")
+    assert not (directory / "runs" / "deepnorm-r4-s0" / "figures" / "alignment.csv").exists()
 
 
 def test_a_folder_that_is_no_study_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from depthscale.reports import charts, curve_charts, detail_charts, difference_charts, spending_frontier
+from depthscale.reports.alignment_curve_charts import alignment_curve_charts
 from depthscale.reports.page import drawn, write_page
 from depthscale.reports.study_data import CellData, StudyData, read_study_data
 from depthscale.studies.named_comparisons import TERMS
@@ -84,6 +85,7 @@ def _figures(data: StudyData) -> dict[str, list[charts.Chart]]:
         "spending": [spending] if spending else [],
         "outcomes": outcomes,
         "visits": detail_charts.visit_charts(data),
+        "alignment": alignment_curve_charts(data),
         "tuning": detail_charts.tuning_charts(data),
     }
 

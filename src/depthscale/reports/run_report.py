@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from depthscale.reports import charts
+from depthscale.reports.alignment_curve_charts import run_alignment_chart
 from depthscale.reports.curve_charts import run_loss_chart
 from depthscale.reports.detail_charts import run_visit_charts
 from depthscale.reports.page import drawn, write_page
@@ -21,7 +22,7 @@ def build_run_report(run_directory: Path) -> Path:
         ConfigError: its ``config.toml`` is missing or damaged.
     """
     run = read_run_data(run_directory)
-    figures = [run_loss_chart(run), *run_visit_charts(run)]
+    figures = [run_loss_chart(run), *run_alignment_chart(run), *run_visit_charts(run)]
     charts.write_charts(run_directory / "figures", figures)
     return write_page(
         run_directory / "report.html",
