@@ -2,10 +2,11 @@
 
     python benchmarks/per_visit_gradients.py [--repeats N] [--output FILE]
 
-Times are medians of interleaved repeats, so that a machine that slows down slows everything down alike. The peers for
-one gradient per visit: one forward pass and as many full backward passes as visits, each through the whole graph and
-kept for one visit; the same with each backward pass cut to what its visit needs; as many ordinary passes (forward and
-backward) as visits; and as many of those with one visit attached.
+The jobs take turns and ratios are taken within a turn, so that a machine that slows down slows both sides alike;
+printed are their median, lowest and highest. The peers for one gradient per visit: one forward pass and as many full
+backward passes as visits, each through the whole graph and kept for one visit; the same with each backward pass cut to
+what its visit needs; as many ordinary passes (forward and backward) as visits; and as many of those with one visit
+attached.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from depthscale.alignment.measure import looped_forward, measure_looped_model
 from depthscale.alignment.recording import VisitKey, VisitRecorder
 from depthscale.alignment.sketch import sketch_visits
-from depthscale.alignment.sublayers import looped_sublayers
+from depthscale.alignment.sublayers import block_names, looped_sublayers
 from depthscale.alignment.sums import VisitSumsReceiver
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
 
@@ -33,6 +34,7 @@ SHAPES = {
     "tiny (width 64, K=2, R=4, 8 x 64 tokens)": {"width": 64, "blocks": 2, "rounds": 4, "batch": (8, 64)},
     "d=256, K=4, R=8, 4 x 128 tokens": {"width": 256, "blocks": 4, "rounds": 8, "batch": (4, 128)},
 }
+BASE = "forward + backward"
 TARGETS = {"streaming G": 1.15, "kappa, one probe": 2.2}
 #: Streaming G at R = 8 beside what it replaces.
 SPEEDUP_TARGETS = {"R backward passes": 6.0}
@@ -61,7 +63,7 @@ def ordinary(model: LoopedLMForCausalLM, batch: dict[str, Tensor]) -> None:
 def streaming(model: LoopedLMForCausalLM, batch: dict[str, Tensor]) -> None:
     sublayers = looped_sublayers(model)
     names = [name for sublayer in sublayers for name in sublayer.parameters]
-    with VisitRecorder(model, only=names) as recorder:
+    with VisitRecorder(model, block_names(model), names) as recorder:
         loss = looped_forward(model, batch).loss
         receiver = VisitSumsReceiver(recorder, sublayers)
         receiver.finish(recorder.backward(loss, receiver))
@@ -107,12 +109,12 @@ def retained_graph(model: LoopedLMForCausalLM, batch: dict[str, Tensor], rounds:
         return kept
 
 
-def measure(shape: dict[str, Any], repeats: int) -> dict[str, float]:
-    """Median seconds of each, in interleaved repeats after one warm-up."""
+def measure(shape: dict[str, Any], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each job in every repeat, after one warm-up; within a repeat the jobs run one after another."""
     model, batch = make(**shape)
     rounds = shape["rounds"]
     jobs: dict[str, Callable[[], Any]] = {
-        "forward + backward": lambda: ordinary(model, batch),
+        BASE: lambda: ordinary(model, batch),
         "streaming G": lambda: streaming(model, batch),
         "exact G": lambda: exact(model, batch),
         "sketched G": lambda: sketch_visits(model, lambda: looped_forward(model, batch).loss, looped_sublayers(model)),
@@ -129,7 +131,18 @@ def measure(shape: dict[str, Any], repeats: int) -> dict[str, float]:
             job()
             if repeat:
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return times
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest over the repeats of the ratio within a repeat."""
+    found = [time / other for time, other in zip(times, others, strict=True)]
+    return {"median": statistics.median(found), "lowest": min(found), "highest": max(found)}
+
+
+def words(found: Mapping[str, float]) -> str:
+    """Such as "1.12 x (1.08 to 1.20)"."""
+    return f"{found['median']:6.2f} x ({found['lowest']:.2f} to {found['highest']:.2f})"
 
 
 def main() -> None:
@@ -142,17 +155,17 @@ def main() -> None:
     document: dict[str, Any] = {"torch": torch.__version__, "threads": 1, "repeats": arguments.repeats, "shapes": {}}
     for name, shape in SHAPES.items():
         seconds = measure(shape, arguments.repeats)
-        base = seconds["forward + backward"]
-        ratios = {job: value / base for job, value in seconds.items()}
-        speedups = {job: seconds[job] / seconds["streaming G"] for job in seconds if job.startswith("R ")}
-        document["shapes"][name] = {"seconds": seconds, "ratios": ratios, "speedups": speedups}
+        ratios = {job: ratio(times, seconds[BASE]) for job, times in seconds.items()}
+        speedups = {job: ratio(seconds[job], seconds["streaming G"]) for job in seconds if job.startswith("R ")}
+        medians = {job: statistics.median(times) for job, times in seconds.items()}
+        document["shapes"][name] = {"seconds": medians, "ratios": ratios, "speedups": speedups}
         sys.stdout.write(f"{name}\n")
-        for job, ratio in ratios.items():
+        for job, found in ratios.items():
             target = f"   (target at most {TARGETS[job]})" if job in TARGETS else ""
-            sys.stdout.write(f"  {job:50s} {1e3 * seconds[job]:9.1f} ms  {ratio:6.2f} x{target}\n")
-        for job, speedup in speedups.items():
-            target = f" (target at least {SPEEDUP_TARGETS[job]:g} at R = 8)" if job in SPEEDUP_TARGETS else ""
-            sys.stdout.write(f"  streaming G is {speedup:.1f} x faster than {job}{target}\n")
+            sys.stdout.write(f"  {job:50s} {1e3 * medians[job]:9.1f} ms  {words(found)}{target}\n")
+        for job, found in speedups.items():
+            target = f"   (target at least {SPEEDUP_TARGETS[job]:g} at R = 8)" if job in SPEEDUP_TARGETS else ""
+            sys.stdout.write(f"  {job:50s} over streaming G {words(found)}{target}\n")
     if arguments.output:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -13,7 +13,7 @@ from depthscale.alignment.errors import AlignmentError
 from depthscale.alignment.gradients import require_scalar
 from depthscale.alignment.kappa import Alignment, align
 from depthscale.alignment.recording import VisitRecorder
-from depthscale.alignment.sublayers import Sublayer, looped_sublayers
+from depthscale.alignment.sublayers import Sublayer, block_names, looped_sublayers
 from depthscale.alignment.sums import VisitSums, VisitSumsReceiver
 from depthscale.nn import LoopedLMForCausalLM
 from depthscale.nn.loss import next_token_loss
@@ -139,6 +139,7 @@ def measure_looped_model(
         num_probes=num_probes,
         seed=seed,
         optimizer=optimizer,
+        whole=block_names(model),
     )
 
 

@@ -70,6 +70,11 @@ def looped_sublayers(model: LoopedLMForCausalLM, num_blocks: int | None = None) 
     return tuple(sublayers)
 
 
+def block_names(model: LoopedLMForCausalLM) -> tuple[str, ...]:
+    """Names of the blocks: each is called as a whole, so that recording it takes one hook a visit, not one a matrix."""
+    return tuple(f"model.blocks.{index}" for index in range(len(model.model.blocks)))
+
+
 def module_sublayers(module: nn.Module, names: Sequence[str], kind: SublayerKind = "other") -> tuple[Sublayer, ...]:
     """One sublayer for each named part of a foreign module: its weights of two or more dimensions.
 

@@ -60,7 +60,7 @@ class VisitSumsReceiver:
             name: {visit: rank for rank, visit in enumerate(recorder.visits_of(name))} for name in self._places
         }
         self._sums: list[dict[int, Tensor]] = [{} for _ in sublayers]
-        self._squares: list[dict[tuple[int, int], dict[str, Tensor]]] = [{} for _ in sublayers]
+        self._squares: list[dict[tuple[int, int], dict[str, Tensor | float]]] = [{} for _ in sublayers]
 
     def __call__(self, name: str, visit: VisitKey, gradient: Tensor) -> None:
         if name not in self._places:
@@ -111,22 +111,24 @@ class VisitSumsReceiver:
                 )
         norms = []
         for (_, rank), squares in sorted(found.items()):
-            norms.append(math.sqrt(sum(square.item() for square in squares.values())))
+            norms.append(math.sqrt(sum(map(float, squares.values()))))
             if not math.isfinite(norms[-1]):
                 raise AlignmentError(
                     f"gradients of sublayer '{sublayer.name}' are not finite at visit {rank}; measure before they are"
                 )
-        total = math.sqrt(sum(squared_norm(part).item() for part in self._sums[number].values()))
+        total = math.sqrt(sum(float(squared_norm(part)) for part in self._sums[number].values()))
         self._sums[number].clear()
         return VisitSums(sublayer.name, tuple(norms), total)
 
 
-def squared_norm(gradient: Tensor) -> Tensor:
-    """||g||^2 as float64, exact to float32 rounding whatever the size of the entries."""
+def squared_norm(gradient: Tensor) -> Tensor | float:
+    """||g||^2, exact to float32 rounding whatever the size of the entries.
+
+    A tensor where a number would make its device wait.
+    """
     flat = gradient.reshape(-1)
     if flat.device.type == "cpu" and flat.dtype == torch.float32:
-        # Five times faster than a float64 reduction; the test would make other devices wait.
-        fast = torch.dot(flat, flat)
-        if _SAFE_SQUARES[0] < fast.item() < _SAFE_SQUARES[1]:
-            return fast.double()
+        fast = torch.dot(flat, flat).item()  # five times faster than a float64 reduction
+        if _SAFE_SQUARES[0] < fast < _SAFE_SQUARES[1]:
+            return fast
     return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
