@@ -17,7 +17,7 @@ from depthscale.runs.config_file import read_toml, validate, with_overrides
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.recipe_paper import SIZES, paper_size
 from depthscale.studies.recipe_resolution import resolution_sentences
-from depthscale.training.dry_run import run_cost
+from depthscale.training.dry_run import dry_run
 from depthscale.training.model import model_config
 from depthscale.training.tokenizer import byte_tokenizer
 
@@ -36,7 +36,7 @@ def recipe(size: str, *overrides: str) -> StudyFile:
 )
 def test_the_recipes_have_the_papers_size(size: str, parameters: int, nominal: float) -> None:
     for rounds in (1, 7):
-        cost = run_cost(recipe(size).run_config("pre", rounds, seed=1), num_processes=8)
+        cost = dry_run(recipe(size).run_config("pre", rounds, seed=1), num_processes=8)
         assert cost.parameters == parameters
         assert cost.parameters == pytest.approx(nominal, rel=0.01)
         assert cost.tokens == 100_000 * 480 * 1_024
@@ -57,14 +57,14 @@ def test_flops_are_those_that_torch_counts_on_the_meta_device() -> None:
         tokens = torch.zeros(1, 1_024, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         model(tokens, labels=tokens).loss.backward()
-    cost = run_cost(config)
+    cost = dry_run(config)
     # The counter takes fused attention's backward pass at 2.5 times its forward, the budget at 2.
     assert cost.flops_per_token == pytest.approx(counter.get_total_flops() / 1_024, rel=0.02)
     assert cost.training_flops == cost.flops_per_token * cost.tokens
 
 
 def test_cost_grows_with_rounds_and_parameters_do_not() -> None:
-    costs = {rounds: run_cost(recipe("small").run_config("deeploop", rounds, seed=1)) for rounds in (1, 3, 5, 7)}
+    costs = {rounds: dry_run(recipe("small").run_config("deeploop", rounds, seed=1)) for rounds in (1, 3, 5, 7)}
     assert len({cost.parameters for cost in costs.values()}) == 1
     steps = [costs[r + 2].flops_per_token - costs[r].flops_per_token for r in (1, 3, 5)]
     assert steps[0] == steps[1] == steps[2] > 0
@@ -72,8 +72,8 @@ def test_cost_grows_with_rounds_and_parameters_do_not() -> None:
 
 
 def test_muon_holds_one_moment_of_a_matrix() -> None:
-    adamw = run_cost(recipe("small").run_config("pre", 1, seed=1))
-    muon = run_cost(recipe("small", "train.optimizer=muon").run_config("pre", 1, seed=1))
+    adamw = dry_run(recipe("small").run_config("pre", 1, seed=1))
+    muon = dry_run(recipe("small", "train.optimizer=muon").run_config("pre", 1, seed=1))
     assert adamw.state_bytes - muon.state_bytes == 4 * 12 * (4 * 768**2 + 3 * 768 * 2048)
 
 
@@ -164,6 +164,6 @@ def test_a_vocabulary_that_is_not_stated_is_asked_of_the_tokenizer(monkeypatch: 
     del tables["model"]["vocab_size"]
     config = validate(RunConfig, tables, "test")
     with pytest.raises(DataError, match=r"openai-community/gpt2.* cannot be loaded .*set model.vocab_size"):
-        run_cost(config)
+        dry_run(config)
     tables["data"]["tokenizer"] = "bytes"
-    assert run_cost(validate(RunConfig, tables, "test")).parameters == 123_555_072 - (50_257 - 257) * 768
+    assert dry_run(validate(RunConfig, tables, "test")).parameters == 123_555_072 - (50_257 - 257) * 768

@@ -29,9 +29,9 @@ from depthscale.laws import (
     sandwich_covariance,
 )
 from depthscale.laws import analysis as analysis_module
-from depthscale.laws.allocation import Form, most_useful_run
+from depthscale.laws.allocation.allocate import Form, most_useful_run
+from depthscale.laws.allocation.candidates import Limits
 from depthscale.laws.analysis import Question, analyze
-from depthscale.laws.candidates import Limits
 from depthscale.laws.preparation import RowRule, prepare
 from depthscale.laws.rows_file import read_rows, write_rows
 from depthscale.laws.tables import from_table

@@ -16,14 +16,14 @@ from synthetic_study import write_synthetic_study
 from depthscale.errors import ConfigError, DataError, ResultError
 from depthscale.laws import LAWS, AdditiveLaw, DataCard, Objective, Observations, ShapeTemplate, fit
 from depthscale.laws import public_tables as public_tables_module
+from depthscale.laws.allocation.buildable import Spending
+from depthscale.laws.allocation.recommendation import Wish, recommend
 from depthscale.laws.analysis import Question, analyze
-from depthscale.laws.buildable import Spending
 from depthscale.laws.conventions import standard_conventions
 from depthscale.laws.forms import make_forms
 from depthscale.laws.observations import ordinal
 from depthscale.laws.preparation import RowRule, prepare, rows_from_table
 from depthscale.laws.public_tables import PUBLIC_TABLES, PublicTable, fetch
-from depthscale.laws.recommendation import Wish, recommend
 from depthscale.laws.run_directories import read_runs
 from depthscale.laws.spending import closed_budget
 from depthscale.laws.tables import read_columns

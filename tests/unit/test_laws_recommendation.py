@@ -8,10 +8,10 @@ import pytest
 from depthscale.budget import count_parameters, training_state_bytes
 from depthscale.errors import ConfigError
 from depthscale.laws import LAWS, AdditiveLaw, Form, Objective, Observations, ShapeTemplate, fit
-from depthscale.laws.buildable import Spending, closed_optimum, grid
+from depthscale.laws.allocation.buildable import Spending, closed_optimum, grid
+from depthscale.laws.allocation.recommendation import Wish, recommend
 from depthscale.laws.forms import make_forms
 from depthscale.laws.frontier import CHINCHILLA_FLOPS
-from depthscale.laws.recommendation import Wish, recommend
 from depthscale.laws.spending import closed_budget
 from depthscale.reports.fit_words import allocation_sentences
 

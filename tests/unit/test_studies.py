@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ def test_an_interrupted_study_ends_its_workers(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RunInterruptedError, match="finished runs are kept"):
         run_jobs([job, failing_job(tmp_path / "b")], workers=1, console=QUIET, title="test")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_server_that_ctrl_c_ended_while_it_imported_is_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    def fail_to_start(process: ForkServerProcess) -> None:
+        if interrupted:
+            signal.raise_signal(signal.SIGINT)
+        raise EOFError
+
+    monkeypatch.setattr(ForkServerProcess, "start", fail_to_start)
+    with pytest.raises(RunInterruptedError if interrupted else EOFError):
+        run_jobs([failing_job(tmp_path / "a")], workers=1, console=QUIET, title="test")
 
 
 def die(arguments: tuple[str, ...], log: Path) -> None:

@@ -49,11 +49,11 @@ def allocate(
     """Choose width, depth, tokens (and rounds) for one budget, with what is not known about the choice."""
     from depthscale.cli.fit_tables import print_allocation
     from depthscale.errors import ConfigError, unknown_name
-    from depthscale.laws.buildable import Spending
-    from depthscale.laws.candidates import ShapeTemplate
+    from depthscale.laws.allocation.buildable import Spending
+    from depthscale.laws.allocation.candidates import ShapeTemplate
+    from depthscale.laws.allocation.recommendation import Wish, recommend
     from depthscale.laws.forms import make_forms
     from depthscale.laws.preparation import is_gated
-    from depthscale.laws.recommendation import Wish, recommend
     from depthscale.laws.rows_file import ROWS_FILE, read_rows
     from depthscale.laws.stored import from_record
     from depthscale.runs.results import finite, read_result, write_result

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from depthscale.runs.config import RunConfig
     from depthscale.runs.study_config import StudyFile
-    from depthscale.training.dry_run import RunCost
+    from depthscale.training.dry_run import DryRun
 
 GIB = 2**30
 #: Share of a device's memory that a run may count on; the rest is for what the count leaves out.
@@ -24,9 +24,9 @@ def print_dry_run(
     from depthscale.budget.hardware import ACCELERATORS, ASSUMED_UTILIZATION, device_hours
     from depthscale.studies.recipe_paper import SOURCE, paper_size
     from depthscale.studies.recipe_resolution import resolution_sentences
-    from depthscale.training.dry_run import run_cost
+    from depthscale.training.dry_run import dry_run
 
-    costs = [(name, config, run_cost(config, num_processes)) for name, config in runs]
+    costs = [(name, config, dry_run(config, num_processes)) for name, config in runs]
     config, cost = costs[0][1], costs[0][2]
     size = paper_size(config.plan.blocks, config.model.hidden_size)
     train = config.train
@@ -60,7 +60,7 @@ def print_dry_run(
         console.print(note, soft_wrap=True, markup=False)
 
 
-def _table(costs: Sequence[tuple[str, RunConfig, RunCost]], losses: Mapping[tuple[str, int], float] | None) -> object:
+def _table(costs: Sequence[tuple[str, RunConfig, DryRun]], losses: Mapping[tuple[str, int], float] | None) -> object:
     from rich.table import Table
 
     from depthscale.budget.hardware import ACCELERATORS, device_hours

@@ -5,8 +5,8 @@ profile, bootstrap       intervals of parameters and of whatever follows from th
 audit, regime_test, validate_*, compare    what the answer rests on
 """
 
-from depthscale.laws.allocation import Allocation, Form, allocate, most_useful_run
-from depthscale.laws.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
+from depthscale.laws.allocation.allocate import Allocation, Form, allocate, most_useful_run
+from depthscale.laws.allocation.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
 from depthscale.laws.card import DataCard, Finding, best_over_rates, finished_rows, inspect_rows
 from depthscale.laws.certificate import Certificate, FitError
 from depthscale.laws.comparison import Comparison, NestedTest, Saving, compare, compute_saved

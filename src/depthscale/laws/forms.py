@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from scipy.stats import f as f_distribution
 
 from depthscale.errors import DataError
-from depthscale.laws.allocation import FEWEST_FORMS, Form
+from depthscale.laws.allocation.allocate import FEWEST_FORMS, Form
 from depthscale.laws.certificate import FitError
 from depthscale.laws.fitting import Fit, search
 from depthscale.laws.frontier import block_parameters

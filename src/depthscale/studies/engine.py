@@ -99,15 +99,18 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
         try:
             while waiting or running:
                 if interruption.signal_number is not None:
-                    raise RunInterruptedError(
-                        f"{title} interrupted; finished runs are kept: give the same command again to go on",
-                        interruption.signal_number,
-                    )
+                    raise _interrupted(title, interruption.signal_number)
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
                     job.directory.mkdir(parents=True, exist_ok=True)
                     process = context.Process(target=_run_verb, args=(job.arguments, job.log))
-                    process.start()
+                    try:
+                        process.start()
+                    except (EOFError, OSError) as error:
+                        # Ctrl-C at the terminal also ends a server that is still importing.
+                        if interruption.signal_number is None:
+                            raise
+                        raise _interrupted(title, interruption.signal_number) from error
                     running.append((job, process))
                 time.sleep(0.2)
                 for job, process in list(running):
@@ -121,6 +124,12 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
         finally:
             _end([process for _, process in running])
     return failures
+
+
+def _interrupted(title: str, signal_number: int) -> RunInterruptedError:
+    return RunInterruptedError(
+        f"{title} interrupted; finished runs are kept: give the same command again to go on", signal_number
+    )
 
 
 def _reason(job: Job, exit_code: int | None) -> str:

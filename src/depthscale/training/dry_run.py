@@ -23,7 +23,7 @@ from depthscale.training.training_flops import training_flops
 
 
 @dataclass(frozen=True)
-class RunCost:
+class DryRun:
     """A run before it is made.
 
     Attributes:
@@ -52,7 +52,7 @@ class RunCost:
         return self.state_bytes + self.activation_bytes
 
 
-def run_cost(config: RunConfig, num_processes: int = 1) -> RunCost:
+def dry_run(config: RunConfig, num_processes: int = 1) -> DryRun:
     """Build the model of ``config`` on the meta device and count.
 
     Args:
@@ -89,7 +89,7 @@ def run_cost(config: RunConfig, num_processes: int = 1) -> RunCost:
     )
     tokens_per_step = config.train.rows_per_step(num_processes) * config.data.context_length
     flops = training_flops(config, shape, config.train.steps, tokens_per_step)
-    return RunCost(
+    return DryRun(
         parameters=parameters,
         parameters_non_embedding=counted.non_embedding,
         visits=shape.plan.unrolled_depth,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthscale.laws.allocation import Form
+from depthscale.laws.allocation.allocate import Form
 from depthscale.laws.frontier import WIDTH_DEPTH_PARAMETERS, Budget, frontier_exponent
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.profiling import profile

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
-from depthscale.laws.candidates import Candidates, Limits, within
+from depthscale.laws.allocation.candidates import Candidates, Limits, within
 from depthscale.laws.fitting import Fit
 from depthscale.laws.observations import Observations
 from depthscale.laws.resampling import Bootstrap

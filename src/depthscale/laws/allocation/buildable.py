@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
-from depthscale.laws.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
+from depthscale.laws.allocation.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
 from depthscale.laws.frontier import Budget, block_parameters, optimal_shape
 from depthscale.laws.law import AdditiveLaw
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
-from depthscale.laws.allocation import Form, most_useful_run
-from depthscale.laws.buildable import deep_enough, depth_of, grid, joined, thinned
-from depthscale.laws.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
+from depthscale.laws.allocation.allocate import Form, most_useful_run
+from depthscale.laws.allocation.buildable import deep_enough, depth_of, grid, joined, thinned
+from depthscale.laws.allocation.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
 from depthscale.laws.frontier import Budget, block_parameters
 
 Array = NDArray[np.float64]

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import ConfigError
-from depthscale.laws.allocation import EXTRAPOLATION, Allocation, Form, Redrawn, allocate, predict_all
-from depthscale.laws.buildable import (
+from depthscale.laws.allocation.allocate import EXTRAPOLATION, Allocation, Form, Redrawn, allocate, predict_all
+from depthscale.laws.allocation.buildable import (
     CONVENTIONAL_ASPECT,
     Spending,
     center_of,
@@ -24,12 +24,12 @@ from depthscale.laws.buildable import (
     shapes_around,
     thinned,
 )
-from depthscale.laws.candidates import WIDTH_STEP, Candidates, Limits, ShapeTemplate
-from depthscale.laws.closed_form import closed_form
+from depthscale.laws.allocation.candidates import WIDTH_STEP, Candidates, Limits, ShapeTemplate
+from depthscale.laws.allocation.closed_form import closed_form
+from depthscale.laws.allocation.useful_run import Workshop, propose_run
 from depthscale.laws.frontier import Budget
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.spending import closed_budget, open_exponents
-from depthscale.laws.useful_run import Workshop, propose_run
 
 Array = NDArray[np.float64]
 
