@@ -15,7 +15,7 @@ from command_line import one_line
 from command_line import run as run_command
 from probe_models import make_model
 from tiny_run import make_run
-from transformers import BertConfig, BertLMHeadModel
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 from depthscale.probing.settings import ProbeRecipe
 from depthscale.runs.config_file import read_toml, validate
@@ -63,7 +63,14 @@ def test_a_model_from_loading_to_report(
     rows = list(csv.DictReader((out / "profile.csv").open()))
     angles = [float(row["mean"]) for row in rows if row["quantity"] == "state_angle"]
     assert angles == result["quantities"]["state_angle"]["mean"]
-    for name in ("positions.csv", "histograms.csv", "tokens.parquet", "report.html", "figures/angles.svg"):
+    for name in (
+        "positions.csv",
+        "histograms.csv",
+        "tokens.parquet",
+        "report.html",
+        "figures/angles.svg",
+        "figures/angles.png",
+    ):
         assert (out / name).stat().st_size > 0
     page = (out / "report.html").read_text()
     for words in ("Profile over layers", "Early exit", "Layer and position", "asked for: auto"):
@@ -108,6 +115,56 @@ def test_a_series_flags_checkpoints_that_share_weights_and_goes_on_where_it_stop
     rows = list(csv.DictReader((out / "revisions.csv").open()))
     assert [(row["step"], row["in_trends"]) for row in rows] == [("1", "False"), ("1000", "False")]
     assert rows[0]["weights_sha256"] == rows[1]["weights_sha256"]
+
+
+def test_a_model_of_one_layer_is_probed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no neighboring updates: no angle between them, and nothing that asks for one."""
+    torch.manual_seed(0)
+    for step in (1, 2):
+        folder = tmp_path / "one" / f"step{step}"
+        config = GPT2Config(vocab_size=259, n_embd=16, n_layer=1, n_head=2, n_positions=64)
+        GPT2LMHeadModel(config).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+    out = tmp_path / "out"
+    options = ("--corpus", str(corpus), "--tokens", "300", "--out", str(out))
+    assert run(monkeypatch, str(tmp_path / "one"), "--revisions", "step1,step2", *options) == 0
+    shown = capsys.readouterr()
+    assert "update_angle is not available: a single visit has no neighbor" in shown.out
+    page = (out / "revisions" / "step1" / "report.html").read_text()
+    assert "The only block turns the state" in page
+    assert [row["mean_update_angle"] for row in csv.DictReader((out / "revisions.csv").open())] == ["", ""]
+
+
+def test_other_weights_or_texts_in_the_same_place_are_measured_anew(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # What is drawn is not looked at here, and takes most of the time.
+    monkeypatch.setattr("depthscale.reports.probe_report.build_probe_report", lambda home: home)
+    folder, out = tmp_path / "model", tmp_path / "out"
+    byte_tokenizer().save_pretrained(folder)
+    options = ("--corpus", str(corpus), "--no-lenses", "--no-sublayers", "--out", str(out))
+
+    def probed() -> tuple[str, str, str]:
+        assert run(monkeypatch, str(folder), *options) == 0
+        result = json.loads((out / "results" / "probe.json").read_text())
+        return capsys.readouterr().err, result["model"]["weights_sha256"], result["data"]["text_sha256"]
+
+    make_model("gpt2", seed=1).save_pretrained(folder)
+    words, weights, texts = probed()
+    # 100,000 tokens are asked for where nothing is said.
+    assert "100,000 were asked for" in words
+    make_model("gpt2", seed=2).save_pretrained(folder)
+    words, other_weights, _ = probed()
+    assert "measured before" not in words
+    assert other_weights != weights
+    corpus.write_text('{"text": "something else"}\n{"text": "and more of it"}\n')
+    words, _, other_texts = probed()
+    assert "measured before" not in words
+    assert other_texts != texts
+    shutil.rmtree(folder)
+    assert "measured before" in probed()[0]
 
 
 def test_a_recipe_and_its_overrides(

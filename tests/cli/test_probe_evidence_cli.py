@@ -79,6 +79,7 @@ def test_interventions_end_in_a_verdict(
     assert set(result["evidence"]) == {"model", "random directions", "untrained", "shuffled"}
     assert all(result["evidence"].values())
     assert (folder / "out" / "figures" / "drops-bulk.svg").exists()
+    assert (folder / "out" / "figures" / "drops-bulk.png").exists()
 
 
 def test_a_measurement_goes_on_where_it_stopped_and_another_one_is_refused(
@@ -123,6 +124,7 @@ def test_a_trace_says_where_the_subject_acts(
         (("intervene", "{model}", "--bos", "sometimes"), "bos"),
         (("intervene", "{model}", "--corpus", "{empty}"), "empty"),
         (("trace", "{model}", "{empty}/none.jsonl"), "cannot read prompts"),
+        (("trace", "{model}", "{long}"), "expected at most 64, the model's number of positions"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -134,7 +136,11 @@ def test_bad_input_is_one_line(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (folder / "empty").mkdir(exist_ok=True)
-    filled = [one.format(model=folder / "model", empty=folder / "empty") for one in arguments]
+    long = folder / "long.jsonl"
+    long.write_text(
+        json.dumps({"prompt": "Bread is made of flour. " * 4 + "Bread is made of", "subject": "Bread", "answer": "it"})
+    )
+    filled = [one.format(model=folder / "model", empty=folder / "empty", long=long) for one in arguments]
     assert command_line.run(monkeypatch, *filled, "--out", str(folder / "bad")) == 2
     error = capsys.readouterr().err.splitlines(keepends=True)
     assert words in command_line.one_line(error[-1])

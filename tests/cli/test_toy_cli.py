@@ -73,6 +73,20 @@ def test_one_job_alone_says_where_its_result_is(
     assert found["ends"] == [4, 6]
 
 
+def test_a_finished_job_is_not_run_again_and_one_of_other_settings_is_kept(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = study / "out" / "jobs" / "mse_tied-plain-2-3-4"
+    result = done / "results" / "toy_job.json"
+    before = result.read_bytes()
+    job = ("--job", str(done / "config.toml"), "--out", str(done))
+    assert run(monkeypatch, "toy", *job) == 0
+    assert capsys.readouterr().out.strip() == str(result)
+    assert run(monkeypatch, "toy", *job, "--set", "train.steps=6") == 2
+    assert "other settings" in one_line(capsys.readouterr().err)
+    assert result.read_bytes() == before
+
+
 def test_a_job_that_fails_is_named_and_the_rest_is_reported(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +100,28 @@ def test_a_job_that_fails_is_named_and_the_rest_is_reported(
     assert "1 jobs failed, mse_tied-plain-6-8-16 with:" in said.err
     assert "no exponent, 3 depths from 2 to 4" in said.out
     assert "Jobs without a result: mse_tied-plain-6-8-16" in (out / "report.html").read_text()
+
+
+def test_a_study_whose_jobs_all_fail_ends_with_the_reason(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(study / "out", out)
+    for job in (out / "jobs").iterdir():
+        (job / "results" / "toy_job.json").unlink()
+        (job / "toy_state.safetensors").write_bytes(b"damaged")
+    assert run(monkeypatch, "toy", str(study / "study.toml"), "--out", str(out), "--workers", "2") == 2
+    assert "2 jobs failed" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_output_below_a_file_is_one_line(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    config = study / "out" / "jobs" / "mse_tied-plain-2-3-4" / "config.toml"
+    for source in ((str(study / "study.toml"),), ("--job", str(config))):
+        assert run(monkeypatch, "toy", *source, "--out", str(tmp_path / "file" / "out")) == 2
+        one_line(capsys.readouterr().err)
 
 
 def test_one_depth_only_is_said(

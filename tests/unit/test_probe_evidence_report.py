@@ -23,9 +23,10 @@ from depthscale.probing.located import locate
 from depthscale.probing.nulls import untrained
 from depthscale.probing.quantities import measure_tokens
 from depthscale.probing.states import TokenBatch, collect_states
-from depthscale.reports.charts import Chart
+from depthscale.reports.charts import Chart, write_charts
 from depthscale.reports.probe_cluster_charts import cluster_sections
-from depthscale.reports.probe_intervention_report import intervention_sections
+from depthscale.reports.probe_intervention_report import intervention_sections, regime_sentences
+from depthscale.reports.probe_report import _with_origin
 from depthscale.reports.probe_sections import ReportSection
 from depthscale.reports.probe_trace_charts import trace_sections
 from depthscale.reports.probe_trend_charts import trend_sections
@@ -181,3 +182,46 @@ def test_a_single_document_gives_figures_without_intervals(tmp_path: Path) -> No
     assert result["interventions"][0]["excess"]["low"] is None
     assert result["verdict"]["regime"] is None
     charts_of(intervention_sections(result))
+
+
+def test_every_figure_is_an_image_too_and_always_the_same(tmp_path: Path) -> None:
+    result = stored(tmp_path, "probe_trend", family_result([probe_of(f"m{depth}", depth) for depth in (4, 8, 16)]))
+    first, second = (charts_of(trend_sections(result)) for _ in range(2))
+    assert [chart.png for chart in first] == [chart.png for chart in second]
+    write_charts(tmp_path, first)
+    image = (tmp_path / "trend-state-angle.png").read_bytes()
+    assert image.startswith(b"\x89PNG")
+    assert b"matplotlib" not in image
+
+
+def test_revisions_that_share_a_weight_are_in_no_trend() -> None:
+    def at(revision: str, depth: int, **hashes: str) -> dict[str, Any]:
+        probe = probe_of("series", depth, sha="|".join(hashes.values()))
+        probe["model"] |= {"revision": revision, "matrix_sha256": hashes}
+        return probe
+
+    probes = [at("step1", 8, a="1", b="final"), at("step2", 8, a="2", b="2"), at("step1000", 8, a="3", b="final")]
+    result = family_result([*probes, probe_of("m4", 4), probe_of("m16", 16)])
+    assert [model["name"] for model in result["models"]] == ["series at step2", "m4", "m16"]
+    assert "series at step1 shares weights with step1000 and is left out" in result["notes"]
+
+
+def test_a_section_of_other_weights_says_so() -> None:
+    sections = [ReportSection("a", "A", ("first",))]
+    model = {"name": "other", "revision": "step1", "dtype": "float32", "weights_sha256": "ab"}
+    probe = {"model": {"name": "mine", "revision": None, "dtype": "float32", "weights_sha256": "cd"}}
+    (changed,) = _with_origin(sections, {"model": model}, probe)
+    assert changed.paragraphs[0].startswith("Measured on other weights than the profile: other at step1 in float32")
+    assert changed.paragraphs[1:] == ("first",)
+    assert _with_origin(sections, {"model": model}, {"model": model}) == sections
+    assert _with_origin(sections, {"model": model}, None) == sections
+
+
+def test_a_bulk_of_all_layers_is_called_so() -> None:
+    model, _ = made("llama")
+    located = locate(model)
+    settings = InterventionSettings(num_draws=1, similarity_tokens=0, nulls=False)
+    found = intervene(located, None, [batch()], False, Ledger(None, {}), settings)
+    assert "5 layers but the first and the last." in regime_sentences(found)[1]
+    few = {**found, "num_visits": 3, "bulk": [0, 1, 2]}
+    assert "3 layers, too few to leave the ends out." in regime_sentences(few)[1]

@@ -132,6 +132,65 @@ def test_attention_and_mlp_add_up_to_the_block(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_sublayer_quantities_and_the_normed_end_are_their_formulas(name: str) -> None:
+    model = make_model(name)
+    located, ids = locate(model), random_ids(2, 9)
+    found = measured(model, TokenBatch(ids)).values
+    kept = collect_states(located, TokenBatch(ids), sublayers=True)
+    attention, mlp = ([part.double().numpy() for part in parts] for parts in (kept.attention, kept.mlp))
+    pairs = range(len(mlp) - 1)
+    wanted = {
+        "attention_update_norm": [np.sqrt((part * part).sum(-1)) for part in attention],
+        "mlp_update_norm": [np.sqrt((part * part).sum(-1)) for part in mlp],
+        "attention_mlp_angle": [plain_angle(a, m) for a, m in zip(attention, mlp, strict=True)],
+        "attention_update_angle": [plain_angle(attention[i], attention[i + 1]) for i in pairs],
+        "mlp_update_angle": [plain_angle(mlp[i], mlp[i + 1]) for i in pairs],
+    }
+    if located.final_norm is not None:
+        with torch.no_grad():
+            end = located.final_norm(kept.states[-1]).double().numpy()
+        wanted["angle_to_normed_end"] = [plain_angle(state.double().numpy(), end) for state in kept.states]
+    for quantity, layers in wanted.items():
+        want = np.stack([layer[:, :-1].reshape(-1) for layer in layers])
+        assert np.abs(found[quantity].numpy() - want).max() <= 1e-5 * max(1.0, np.abs(want).max()), quantity
+
+
+_OUTPUTS = {
+    "gpt2": ("attn.c_proj", "mlp.c_proj"),
+    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
+    "opt": ("self_attn.out_proj", "fc2"),
+    "looped_lm": ("attention.o_proj", "mlp.down_proj"),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_silenced_sublayer_has_no_part(name: str) -> None:
+    """The two parts add up whatever they are called; only one that is silenced tells which is which."""
+    for silenced in (0, 1):
+        model = make_model(name)
+        located = locate(model)
+        paths = _OUTPUTS.get(model.config.model_type, ("self_attn.o_proj", "mlp.down_proj"))
+        with torch.no_grad():
+            for block in located.blocks:
+                for parameter in block.get_submodule(paths[silenced]).parameters():
+                    parameter.zero_()
+        kept = collect_states(located, TokenBatch(random_ids(2, 8)), sublayers=True)
+        for visit, parts in enumerate(zip(kept.attention, kept.mlp, strict=True)):
+            silent = parts[silenced]
+            if located.residual != "post":
+                assert float(silent.abs().max()) == pytest.approx(0, abs=1e-5)
+                assert float(parts[1 - silenced].norm()) > 1e-3
+            elif silenced == 0:
+                # Norm(skip x + 0) - x: what the norm alone does.
+                block = located.blocks[kept.blocks[visit]]
+                norm = block.self_attn_layer_norm if name == "opt_350m" else block.attention_residual.norm
+                skip = 1.0 if name == "opt_350m" else block.attention_residual.skip_scale
+                with torch.no_grad():
+                    entered = kept.states[visit]
+                    torch.testing.assert_close(silent, norm(skip * entered) - entered, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_padding_changes_nothing(name: str) -> None:
     """A hundred pads appended, and a shorter row beside a longer one, on the right and on the left."""
     model = make_model(name)

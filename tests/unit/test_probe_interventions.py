@@ -25,12 +25,14 @@ from depthscale.errors import ResultError
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
 from depthscale.probing.drop_curve import drop_curve
 from depthscale.probing.errors import ProbingError
+from depthscale.probing.evidence import _bulk_excess
 from depthscale.probing.intervention_plan import (
     drop_interventions,
     layer_interventions,
     loop_interventions,
     span_interventions,
 )
+from depthscale.probing.intervention_result import _prediction_ranks
 from depthscale.probing.intervention_run import CleanPassage, block_influence, measure, prepare
 from depthscale.probing.interventions import Intervention, replacements
 from depthscale.probing.ledger import Ledger
@@ -39,7 +41,7 @@ from depthscale.probing.nulls import random_directions, shuffled, untrained
 from depthscale.probing.replacing import replaced
 from depthscale.probing.similarity import functional_groups, similarity_map
 from depthscale.probing.states import TokenBatch
-from depthscale.probing.subject import Subject, changed_states, language_model, passages_of
+from depthscale.probing.subject import Passage, Subject, changed_states, language_model, passages_of
 
 VOCABULARY = 97
 WIDTH = 32
@@ -449,3 +451,65 @@ def test_nulls_keep_what_they_promise() -> None:
         torch.testing.assert_close(old.norm(dim=-1), new.norm(dim=-1), rtol=1e-4, atol=1e-4)
     with pytest.raises(ProbingError, match="no config"):
         untrained(nn.Linear(2, 2))
+
+
+class Written(nn.Module):
+    """A residual block that writes into the state that it is given."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.inner, self.in_place = nn.Linear(WIDTH, WIDTH), in_place
+
+    def forward(self, state: Tensor) -> Tensor:
+        update = torch.tanh(self.inner(state))
+        return state.add_(update) if self.in_place else state + update
+
+
+def written_subject(in_place: bool) -> Subject:
+    torch.manual_seed(0)
+    blocks = tuple(Written(in_place) for _ in range(5))
+    head = nn.Linear(WIDTH, VOCABULARY)
+
+    def run(state: Tensor) -> Tensor:
+        state = state.clone()
+        for block in blocks:
+            state = block(state)
+        return state
+
+    return Subject(blocks, run, head)
+
+
+def test_blocks_that_write_into_their_states_give_the_same_figures() -> None:
+    generator = torch.Generator().manual_seed(2)
+    passage = Passage(
+        torch.randn(2, 6, WIDTH, generator=generator),
+        torch.ones(2, 6, dtype=torch.bool),
+        torch.randint(0, VOCABULARY, (2, 6), generator=generator),
+    )
+    plan = [
+        *layer_interventions(5),
+        Intervention("drop_rescaled", (1,), (1, 2, 3)),
+        Intervention("loop", (1, 2), rounds=3, branch_scale=0.5),
+    ]
+    plain, written = (
+        measure(subject, prepare(subject, [passage]), plan, Ledger(None, {}))
+        for subject in (written_subject(False), written_subject(True))
+    )
+    for first, second in zip(plain, written, strict=True):
+        assert second["excess"] == pytest.approx(first["excess"], abs=1e-6), first["kind"]
+        assert second.get("later_change") == pytest.approx(first.get("later_change"), abs=1e-6), first["kind"]
+
+
+def test_a_layer_without_which_a_loss_is_no_number_leaves_the_other_rows() -> None:
+    """A ledger holds null for what is no number."""
+    found = _bulk_excess(
+        {1: {"excess": [1.0, None]}, 2: {"excess": [3.0, 2.0]}, 5: {"excess": [9.0, 9.0]}}, slice(1, 5)
+    )
+    assert found.mean(axis=0).tolist() == pytest.approx([2.0, math.nan], nan_ok=True)
+
+
+def test_equal_costs_have_no_ranks() -> None:
+    records = [
+        {"kind": "remove", "visits": [visit], "prediction": visit / 10, "excess": [0.0, 0.0]} for visit in range(6)
+    ]
+    assert _prediction_ranks(records) == {}

@@ -187,3 +187,44 @@ def test_padding_needs_a_model_that_takes_a_mask() -> None:
     mask = torch.tensor([[1, 1, 1, 0]])
     with pytest.raises(ProbingError, match="takes no attention_mask"):
         collect_states(locate(ForeignLoop().eval(), *PATHS), TokenBatch(random_ids(1, 4), mask))
+
+
+@pytest.mark.parametrize("paths", ["prelude,core,core", "prelude,core,core.0.mlp", "core,core.1"])
+def test_blocks_named_twice_or_inside_each_other_are_refused(paths: str) -> None:
+    with pytest.raises(ProbingError, match="is named twice or lies inside another block"):
+        preflight(locate(ForeignLoop().eval(), paths, "last", "out"))
+
+
+@pytest.mark.parametrize("norm_path", ["model.layers.0", "model.layers.0.self_attn", "model.layers"])
+def test_a_norm_that_is_none_is_refused_however_it_fails(norm_path: str) -> None:
+    with pytest.raises(ProbingError, match="name the right parts"):
+        preflight(locate(make_model("llama"), "model.layers", norm_path))
+
+
+def test_the_future_is_seen_beside_a_state_of_huge_entries() -> None:
+    """Language models have a first token thousands of times as large as the others."""
+    model = ForeignLoop().eval()
+    model.tokens.register_forward_hook(lambda module, args, output: output + output[:, -1:])
+    # The first token that the pass is made with.
+    first = torch.randint(0, VOCABULARY, (1, 8), generator=torch.Generator().manual_seed(0))[0, 0]
+    with torch.no_grad():
+        model.tokens.weight[first] += 1e5
+    with pytest.raises(ProbingError, match="see those after them"):
+        preflight(locate(model, *PATHS))
+
+
+def test_norms_beyond_half_precision_are_no_broken_states() -> None:
+    model = ForeignLoop().half().eval()
+    with torch.no_grad():
+        model.tokens.weight.fill_(3e4)
+    assert preflight(locate(model, *PATHS)).located.num_visits == 7
+
+
+def test_the_width_of_a_config_that_does_not_name_it_is_the_embedding_s() -> None:
+    from transformers import PretrainedConfig
+
+    model = ForeignLoop().eval()
+    model.config = PretrainedConfig()
+    batch = TokenBatch(random_ids(2, 6))
+    (found,) = measure_tokens(preflight(locate(model, *PATHS)).located, batch, names_of("local", "end"))
+    assert found.values["state_angle"].shape == (7, 10)

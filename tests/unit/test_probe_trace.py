@@ -187,3 +187,19 @@ def test_bad_prompts_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_an_embedding_without_spread_is_refused() -> None:
     with pytest.raises(ProbingError, match="standard deviation"):
         embedding_deviation(torch.nn.Embedding.from_pretrained(torch.ones(4, 4)))
+
+
+def test_a_probability_that_is_no_number_is_refused_in_one_line() -> None:
+    model, _ = made("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[6] = float("nan")
+    with pytest.raises(ProbingError, match=r"p\(answer\) of 'x' is not finite"):
+        trace(locate(model), [tokens()], Ledger(None, {}), TraceSettings(num_draws=1))
+
+
+def test_errors_about_prompts_of_several_lines_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "a\nb", "subject": "c\nd", "answer": "e"}))
+    with pytest.raises(DataError, match="does not stand in the prompt") as caught:
+        read_prompts(path)
+    assert "\n" not in str(caught.value)

@@ -58,6 +58,14 @@ def test_each_replicate_is_covered() -> None:
     assert found.lower <= min(found.of_replicates) < max(found.of_replicates) <= found.upper
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_loss_that_rises_again_has_an_open_interval() -> None:
+    # The profile of the floored form ends in a curvature that is not a number.
+    found = fit_exponent(DEPTHS, np.array([[1.0, 0.5, 0.25, 0.2, 0.3, 0.5, 0.8]]), 128)
+    assert found.value is not None
+    assert (found.lower, found.upper) == (-np.inf, np.inf)
+
+
 def test_students_as_deep_as_the_teacher_leave_one_form_out() -> None:
     found = fit_exponent(DEPTHS, noisy(X**-1.0), 48)
     limited = next(each for each in found.forms if each.form == "teacher_limited")
@@ -175,3 +183,33 @@ def test_temperature_and_steps_in_words() -> None:
     exponents = [line((1.0, 0.9, 1.1))["exponents"][0], line((1.05, 0.9, 1.2))["exponents"][0]]
     grown = line(ends=[50, 100], exponents=exponents)
     assert any("from 50 to 100 the exponent does not change beyond its interval" in said for said in verdict([grown]))
+
+
+def test_second_order_stands_beside_first_order_of_its_own_case() -> None:
+    other = line((9.0, 8.8, 9.2), case="other")
+    first = line((2.0, 1.8, 2.2))
+    second = line((3.0, 2.8, 3.2), order=2, family="second_order")
+    (said,) = [words for words in verdict([other, first, second]) if words.startswith("Second order")]
+    assert "3.00 (2.80 to 3.20) against 2.00" in said
+
+
+def test_lines_that_are_compared_before_they_converge_are_named() -> None:
+    first = line((2.0, 1.8, 2.2), converged=False, fall={6: 0.4})
+    second = line((3.0, 2.8, 3.2), order=2, family="second_order")
+    assert any(
+        "steeper" in said and "(not known to have converged: first order)" in said for said in verdict([first, second])
+    )
+    cold = line((1.0, 0.9, 1.1), loss_kind="kl_own_head", temperature=0.1, converged=None, fall=None)
+    warm = line((2.0, 1.9, 2.1), loss_kind="kl_own_head", temperature=1.0)
+    assert any("rises" in said and "(not known to have converged: T = 0.1)" in said for said in verdict([warm, cold]))
+
+
+@pytest.mark.parametrize(
+    ("fall", "words"),
+    [
+        ({6: 0.004, 8: -0.1}, "the loss fell most at depth 6, by 0.4 %"),
+        ({6: -0.05, 8: -0.1}, "no depth's loss fell"),
+    ],
+)
+def test_what_a_converged_loss_still_did_is_said_as_measured(fall: dict[int, float], words: str) -> None:
+    assert words in verdict([line(fall=fall)])[0]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from depthscale.errors import CheckpointError, ConfigError, RunInterruptedError
+from depthscale.errors import CheckpointError, ConfigError, ResultError, RunInterruptedError
 from depthscale.runs.config_file import validate
 from depthscale.runs.interruption import Interruption
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result
 from depthscale.toy.checkpoint import STATE_FILE
-from depthscale.toy.config import ToyJob, presets, read_study
+from depthscale.toy.config import ToyJob, ToyStudy, presets, read_study
 from depthscale.toy.job import JobRunner
 
 TINY: dict[str, Any] = {
@@ -146,6 +146,67 @@ def test_students_deeper_than_the_teacher_are_allowed_and_said(tmp_path: Path) -
     assert {(r["depth"], r["deeper_than_teacher"]) for r in result["students"]} == {(4, False), (8, True)}
 
 
+def test_close_milestones_leave_together_and_each_has_its_result(tmp_path: Path) -> None:
+    # Runs of 4 and of 5 steps both lower their rate at step 3 for the first time.
+    close = {"flat_share": 0.5, "steps": 10, "milestones": [4, 5]}
+    both = run(settings(train=close), tmp_path / "both")
+    for end in (4, 5):
+        alone = run(settings(train={**close, "steps": end, "milestones": []}), tmp_path / str(end))
+        for a, b in zip(alone["students"], both["students"], strict=True):
+            assert a["losses"]["report"][str(end)] == b["losses"]["report"][str(end)]
+
+
+def test_a_job_that_is_asked_to_end_amid_a_milestones_run_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = settings(train={"flat_share": 0.2})
+    unbroken = run(job, tmp_path / "unbroken")
+    interruption, update = Interruption(), JobRunner._update
+    updates: list[tuple[int, int]] = []
+
+    def asked_to_end(runner: JobRunner, step: int, end: int) -> Any:
+        updates.append((step, end))
+        if (step, end) == (5, 10):
+            interruption.signal_number = signal.SIGTERM
+        return update(runner, step, end)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobRunner, "_update", asked_to_end)
+        # The run of 10 steps leaves at step 3.
+        with pytest.raises(RunInterruptedError, match="interrupted at step 3"):
+            JobRunner(job, tmp_path / "broken").run(interruption, lambda step, text: None)
+    assert updates[-1] == (5, 10)
+    assert measured(run(job, tmp_path / "broken")) == measured(unbroken)
+
+
+def test_students_that_hardly_move_have_not_diverged(tmp_path: Path) -> None:
+    result = run(settings(train={"steps": 1, "milestones": [], "rate": 1e-30, "test_batches": 4}), tmp_path)
+    assert {record["outcome"] for record in result["students"]} == {"finished"}
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultError, match="choose another --out"):
+        run(settings(), tmp_path / "file" / "job")
+
+
+def test_names_of_jobs_are_distinct() -> None:
+    def case(name: str, family: str, depths: list[int]) -> dict[str, Any]:
+        return {**TINY, "name": name, "students": [{"name": family, "depths": depths}]}
+
+    cases = [case("x", "1", [2, 3, 4]), case("x-1", "2", [3, 4])]
+    with pytest.raises(ConfigError, match="names of jobs"):
+        validate(ToyStudy, {"name": "study", "depths_per_job": 3, "cases": cases}, "test")
+
+
+@pytest.mark.parametrize("name", ["..", "../up", "a/b", "with[/markup]", ""])
+def test_names_that_no_folder_or_page_should_have_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        settings(name=name)
+    with pytest.raises(ConfigError, match="name"):
+        validate(ToyStudy, {"name": name, "cases": [TINY]}, "test")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -157,6 +218,10 @@ def test_students_deeper_than_the_teacher_are_allowed_and_said(tmp_path: Path) -
         ({"teacher": {"seeds": [0, 0]}}, "each once"),
         ({"train": {"milestones": [20]}}, "expected steps below 20"),
         ({"train": {"step": 3}}, "did you mean 'train.steps'"),
+        ({"train": {"rate": float("inf")}}, "finite number"),
+        ({"train": {"rate_exponent": float("nan")}}, "finite number"),
+        ({"loss": {"temperatures": [float("inf")]}}, "finite number"),
+        ({"students": [{"name": "plain", "depths": [2], "rate_factors": [float("nan")]}]}, "finite number"),
         ({"students": [{"name": "plain", "depths": [0]}]}, "depth of 0"),
         ({"students": [{"name": "l", "depths": [5], "blocks": 2}]}, "no whole number of rounds"),
         ({"students": [{"name": "l", "depths": [4], "blocks": 2, "rule": "deeploop"}]}, "pre-norm"),

@@ -150,6 +150,59 @@ def test_rates_are_chosen_on_the_tuning_split_and_edges_are_said() -> None:
     assert curve.losses[-1, 0, 4] == reported["losses"]["report"]["100"]
 
 
+def test_rates_are_chosen_among_the_replicates_that_no_rate_loses() -> None:
+    students = [{"name": "plain", "depths": DEPTHS, "rate_factors": [0.5, 1.0, 2.0]}]
+    file = study(students=students)
+    data = result(file, {"plain": 1.0})
+    for record in data["students"]:
+        if (record["depth"], record["teacher_seed"]) == (8, 1):
+            record.update(outcome="diverged", losses={split: {"50": None, "100": None} for split in record["losses"]})
+    (curve,) = make_curves([data])
+    assert curve.rates == dict.fromkeys(DEPTHS, 1.0)
+    assert curve.losses.shape == (2, 1, len(DEPTHS))
+
+
+def test_looped_students_stand_beside_plain_ones_of_their_own_temperature(tmp_path: Path) -> None:
+    loss = {"kind": "kl_own_head", "temperatures": [0.1, 1.0]}
+    factors = [0.5, 1.0, 2.0]
+    students = [
+        {"name": "plain", "depths": DEPTHS},
+        {"name": "looped", "blocks": 1, "depths": DEPTHS, "rate_factors": factors},
+    ]
+    file = study(loss=loss, students=students)
+    cold, warm = (result(file, {"plain": 1.0, "looped": 0.5}) for _ in range(2))
+    for data, temperature in ((cold, 0.1), (warm, 1.0)):
+        for record in data["students"]:
+            record["temperature"] = temperature
+            for losses in record["losses"].values():
+                losses.update({end: temperature * value for end, value in losses.items()})
+    summary = written(tmp_path, file, {**cold, "students": cold["students"] + warm["students"]})
+    assert {row["temperature"] for row in summary["looped"]} == {0.1, 1.0}
+    for row in summary["looped"]:
+        assert row["plain_loss_at_depth"] == pytest.approx(2 * row["loss"])
+    page = build_toy_report(tmp_path).read_text()
+    assert "mse tied, looped, T = 0.1" in page
+    assert "chosen from several for" in page
+
+
+def test_students_deeper_than_their_teacher_are_said(tmp_path: Path) -> None:
+    file = study(teacher={"rho": 1.0, "blocks": 8, "seeds": [0, 1]})
+    summary = written(tmp_path, file, result(file, {"plain": 1.0, "looped": 0.5}))
+    for line in summary["lines"]:
+        assert line["notes"] == ["deeper than the teacher of 8 blocks: students of depth 16"]
+    assert "deeper than the teacher of 8 blocks" in build_toy_report(tmp_path).read_text()
+
+
+def test_teachers_of_another_size_have_a_row_of_their_own(tmp_path: Path) -> None:
+    first = study().cases[0]
+    other = first.model_copy(update={"name": "small", "teacher": first.teacher.model_copy(update={"blocks": 32})})
+    file = ToyStudy(name="test", cases=(first, other))
+    for case in file.cases:
+        data = result(ToyStudy(name="test", cases=(case,)), {"plain": 1.0, "looped": 0.5})
+        write_result(tmp_path / JOBS / case.name, "toy_job", data)
+    assert [row["blocks"] for row in summarize(tmp_path, file)["teachers"]] == [32, 128]
+
+
 def test_a_study_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="no job under"):
         summarize(tmp_path, study())

@@ -46,7 +46,7 @@ def intervene(
 
     from depthscale.cli.evidence_progress import evidence_progress
     from depthscale.cli.intervene_tables import print_interventions
-    from depthscale.cli.probe_model import describe_model, model_settings, open_model, write_figures
+    from depthscale.cli.probe_model import describe_model, model_settings, note_shortfall, open_model, write_figures
     from depthscale.cli.probe_run import slug
     from depthscale.cli.probe_texts import read_texts
     from depthscale.probing.corpus import RowCounts, document_batches, special_tokens
@@ -101,6 +101,7 @@ def intervene(
             counts,
         )
     ]
+    note_shortfall(counts, tokens, context_length(loaded, reading), console)
     settings = InterventionSettings(draws, seed, similarity_tokens, nulls)
     fresh = None
     if nulls and getattr(loaded.model, "config", None) is not None:

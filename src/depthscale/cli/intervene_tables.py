@@ -42,7 +42,10 @@ def print_interventions(result: Mapping[str, Any]) -> None:
 def _evidence(result: Mapping[str, Any]) -> Table:
     evidence = result["evidence"]
     columns = {name: evidence[name] for name in ("model", "untrained", "shuffled") if evidence[name] is not None}
-    table = Table(title="Evidence of the bulk layers beside its nulls", caption="95 % intervals over documents")
+    table = Table(
+        title="Evidence of the bulk layers beside its nulls",
+        caption="95 % over documents; change of later updates: over removed layers",
+    )
     table.add_column("")
     for name in (*columns, "random directions"):
         table.add_column(name, justify="right")
@@ -64,8 +67,12 @@ def _layers(result: Mapping[str, Any]) -> Table:
             cells.setdefault(one["visits"][0], {})[one["kind"]] = one
     for layer, own in sorted(cells.items()):
         excess = [shown(own[kind]["excess"]) if kind in own else "" for kind in ("remove", "repeat", "swap")]
-        table.add_row(str(layer + 1), *excess, f"{own['remove']['prediction']:.4f}")
+        table.add_row(str(layer + 1), *excess, _cell(own["remove"]["prediction"]))
     return table
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def shown(measured: Mapping[str, Any]) -> str:

@@ -8,9 +8,26 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from depthscale.probing.loading import LoadedModel
+    from depthscale.probing.corpus import RowCounts
+    from depthscale.probing.loading import LoadedModel, ModelSource
     from depthscale.probing.located import LocatedModel
     from depthscale.probing.settings import ModelSettings
+
+
+def model_source(name: str, revision: str | None, settings: ModelSettings) -> ModelSource:
+    """Which weights are meant, and how they are loaded."""
+    from depthscale.probing.loading import ModelSource
+
+    return ModelSource(
+        name=name,
+        revision=revision,
+        dtype=settings.dtype,
+        device_map=settings.device_map,
+        gguf_file=settings.gguf_file,
+        allow_bin=settings.allow_bin,
+        tokenizer=settings.tokenizer,
+        trust_remote_code=settings.trust_remote_code,
+    )
 
 
 def open_model(name: str, revision: str | None, settings: ModelSettings, console: Console) -> tuple[LoadedModel, Any]:
@@ -19,27 +36,26 @@ def open_model(name: str, revision: str | None, settings: ModelSettings, console
     Returns:
         What was loaded, and the :class:`~depthscale.probing.located.LocatedModel`.
     """
-    from depthscale.probing.loading import ModelSource, load_for_probing
+    from depthscale.probing.loading import load_for_probing
     from depthscale.probing.probe import locate_loaded
 
-    loaded = load_for_probing(
-        ModelSource(
-            name=name,
-            revision=revision,
-            dtype=settings.dtype,
-            device_map=settings.device_map,
-            gguf_file=settings.gguf_file,
-            allow_bin=settings.allow_bin,
-            tokenizer=settings.tokenizer,
-            trust_remote_code=settings.trust_remote_code,
-        )
-    )
+    loaded = load_for_probing(model_source(name, revision, settings))
     located: LocatedModel = locate_loaded(loaded, settings).located
     console.print(
         f"{name}: {located.family}, {located.num_blocks} blocks, {located.num_visits} visits, width {located.width}",
         soft_wrap=True,
     )
     return loaded, located
+
+
+def note_shortfall(counts: RowCounts, asked: int | None, context_length: int, console: Console) -> None:
+    """Say so where the text held fewer tokens that count than were asked for."""
+    if asked is not None and counts.tokens < asked:
+        console.print(
+            f"Note: {counts.tokens:,} tokens count, {asked:,} were asked for; the text has no more in its"
+            f" {counts.documents:,} documents cut at {context_length:,} tokens ({counts.cut:,} were longer).",
+            soft_wrap=True,
+        )
 
 
 def model_settings(values: dict[str, Any]) -> ModelSettings:

@@ -19,7 +19,7 @@ def probe_models(recipe: ProbeRecipe, directory: Path, console: Console) -> list
     """Probe every model at every revision and return the directories of the results.
 
     One model without revisions is written to ``directory`` itself, several to folders in it. A finished probe of the
-    same settings is not measured again, so that an interrupted series goes on where it stopped.
+    same settings on the same local files is not measured again, so that an interrupted series goes on where it stopped.
 
     Raises:
         DepthscaleError: whatever a model or corpus cannot be used for; results written before stay.
@@ -45,10 +45,11 @@ def slug(name: str) -> str:
 
 
 def _probe_one(recipe: ProbeRecipe, name: str, revision: str | None, home: Path, console: Console) -> Path:
-    from depthscale.cli.probe_texts import read_texts
+    from depthscale.cli.probe_model import model_source, note_shortfall
+    from depthscale.cli.probe_texts import local_texts_fingerprint, read_texts
     from depthscale.errors import DataError
     from depthscale.probing import cluster_reader
-    from depthscale.probing.loading import ModelSource, load_for_probing
+    from depthscale.probing.loading import load_for_probing, local_fingerprint
     from depthscale.probing.probe import locate_loaded, probe
     from depthscale.probing.results import RESULT_KIND, TOKEN_FILE, probe_result, write_probe
     from depthscale.reports.probe_report import build_probe_report
@@ -61,22 +62,13 @@ def _probe_one(recipe: ProbeRecipe, name: str, revision: str | None, home: Path,
         "probe_settings": recipe.probe.model_dump(mode="json"),
     }
     label = name if revision is None else f"{name} at {revision}"
-    if result_path(home, RESULT_KIND).exists() and read_result(home, RESULT_KIND).get("identity") == identity:
+    source = model_source(name, revision, recipe.model)
+    files = {"model": local_fingerprint(source), "corpus": local_texts_fingerprint(recipe.probe)}
+    if result_path(home, RESULT_KIND).exists() and _is_same(read_result(home, RESULT_KIND), identity, files):
         console.print(f"{label}: measured before, in {home}", soft_wrap=True)
         return home
-    model = recipe.model
-    source = ModelSource(
-        name=name,
-        revision=revision,
-        dtype=model.dtype,
-        device_map=model.device_map,
-        gguf_file=model.gguf_file,
-        allow_bin=model.allow_bin,
-        tokenizer=model.tokenizer,
-        trust_remote_code=model.trust_remote_code,
-    )
     loaded = load_for_probing(source)
-    checked = locate_loaded(loaded, model)
+    checked = locate_loaded(loaded, recipe.model)
     console.print(
         f"{label}: {checked.located.family}, {checked.located.num_blocks} blocks, {checked.located.num_visits} visits,"
         f" width {checked.located.width}",
@@ -100,16 +92,25 @@ def _probe_one(recipe: ProbeRecipe, name: str, revision: str | None, home: Path,
         readers=[clusters],
         on_batch=tell,
     )
+    if recipe.probe.documents is None:
+        note_shortfall(measured.counts, recipe.probe.max_tokens, measured.context_length, console)
     try:
         write_result(home, cluster_reader.RESULT_KIND, {"identity": identity, **clusters.result(loaded.tokenizer)})
     except DataError as error:
         result_path(home, cluster_reader.RESULT_KIND).unlink(missing_ok=True)
         console.print(f"Note: no token groups: {error}.", soft_wrap=True)
     # Last, since its presence says that all is there.
-    result = {"identity": identity, **probe_result(loaded, measured, recipe.probe)}
+    result = {"identity": identity, "files": files, **probe_result(loaded, measured, recipe.probe)}
     console.print(f"written: {write_probe(home, result, measured.profile)}", soft_wrap=True)
     console.print(f"report: {build_probe_report(home)}", soft_wrap=True)
     return home
+
+
+def _is_same(result: Mapping[str, Any], identity: Mapping[str, Any], files: Mapping[str, str | None]) -> bool:
+    """The same settings, on files that have not changed since, where they are known and still there."""
+    before = result.get("files", {})
+    changed = [name for name, now in files.items() if None not in (now, before.get(name)) and now != before[name]]
+    return result.get("identity") == identity and not changed
 
 
 def _write_series(home: Path, name: str, series: list[Path], console: Console) -> None:
@@ -136,4 +137,6 @@ def _write_series(home: Path, name: str, series: list[Path], console: Console) -
 
 def _repeated(row: Mapping[str, Any]) -> str:
     others = ", ".join(row["shares_weights_with"])
-    return f"{row['revision']} shares weights with {others}, so that it is not what its name says; kept out of trends"
+    return (
+        f"{row['revision']} shares weights with {others}: they cannot both be what their names say; kept out of trends"
+    )

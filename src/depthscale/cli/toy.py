@@ -51,6 +51,9 @@ def toy(
     _same_settings(directory / "study.toml", file, ToyStudy)
     jobs = [_job(directory / JOBS / name, each) for name, each in file.jobs().items()]
     failed = run_jobs(jobs, workers or os.cpu_count() or 1, console, f"toy {file.name}")
+    lost = f"{len(failed)} jobs failed, {failed[0].job.directory.name} with: {failed[0].reason}" if failed else ""
+    if failed and len(failed) == len(jobs):
+        raise ResultError(lost)
     summary = summarize(directory, file)
     write_result(directory, "toy", summary)
     page = build_toy_report(directory)
@@ -58,7 +61,7 @@ def toy(
         typer.echo(line)
     typer.echo(f"report: {page}")
     if failed:
-        raise ResultError(f"{len(failed)} jobs failed, {failed[0].job.directory.name} with: {failed[0].reason}")
+        raise ResultError(lost)
 
 
 def _job(directory: Path, settings: ToyJob) -> Job:
@@ -87,15 +90,23 @@ def _run_job(path: Path, out: Path | None, overrides: list[str], console: object
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from depthscale.errors import ResultError
     from depthscale.runs.config_file import read_toml, validate, with_overrides
     from depthscale.runs.interruption import graceful_interruption
+    from depthscale.runs.results import read_result, result_path
     from depthscale.toy.config import ToyJob
     from depthscale.toy.job import JobRunner
 
     # Matrices this small gain nothing from a second thread, and one keeps results repeatable.
     torch.set_num_threads(1)
     settings = validate(ToyJob, with_overrides(read_toml(path), overrides), str(path))
-    runner = JobRunner(settings, out or Path("runs") / f"toy-{settings.name}")
+    directory = out or Path("runs") / f"toy-{settings.name}"
+    if result_path(directory, "toy_job").exists():
+        if read_result(directory, "toy_job")["job"] != settings.model_dump(mode="json"):
+            raise ResultError(f"{directory} holds the result of other settings; choose another --out")
+        typer.echo(str(result_path(directory, "toy_job")))
+        return
+    runner = JobRunner(settings, directory)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with (
         graceful_interruption() as interruption,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from depthscale.cli.extras import require_lm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from depthscale.probing.loading import LoadedModel
+    from depthscale.probing.trace_prompts import TokenizedPrompt
 
 LEDGER_FILE = "trace.jsonl"
 
@@ -75,13 +81,15 @@ def trace(
     loaded, located = open_model(model, revision, parts, console)
     special = special_tokens(loaded.tokenizer, choice)
     tokenized = [tokenize(loaded.tokenizer, prompt, special.bos) for prompt in read]
+    _require_room(loaded, tokenized)
     settings = TraceSettings(noise, draws, seed, rows)
     described = describe_model(loaded, located)
     home = out or Path("probes") / slug(model)
     asked = [[p.source.prompt, p.source.subject, p.source.answer] for p in tokenized]
-    ledger = Ledger(
-        home / LEDGER_FILE, {"model": described, "prompts": asked, "noise": noise, "seed": seed, "bos": bos}
-    )
+    identity: dict[str, Any] = {"model": described, "prompts": asked, "noise": noise, "seed": seed, "bos": bos}
+    if tokenizer is not None:
+        identity["tokenizer"] = tokenizer
+    ledger = Ledger(home / LEDGER_FILE, identity)
     with evidence_progress(console) as tell:
         found = trace_prompts(located, tokenized, ledger, settings, lambda done, total: tell("trace", done, total))
     result = {"model": described, "bos_id": special.bos, **found.to_dict()}
@@ -93,7 +101,8 @@ def trace(
     plain = finite(result)
     table = Table(
         title=f"Restored effect on p(answer), {len(tokenized)} prompts; noise takes {shown(plain['total_effect'])}",
-        caption="of the role's token that restores most; share of depth: where at least half of that is restored",
+        caption="of the role's token that restores most; share of depth: first and last layer"
+        " that restore at least half of that",
     )
     for heading in ("token", "prompts", "largest", "at layer", "share of depth"):
         table.add_column(heading, justify="left" if heading == "token" else "right")
@@ -103,3 +112,18 @@ def trace(
         span = "-" if role["layers"] is None else f"{role['layers'][0]:.0%} to {role['layers'][1]:.0%}"
         table.add_row(role["role"], str(role["num_prompts"]), shown(role["by_layer"][best]), str(best + 1), span)
     Console().print(table)
+
+
+def _require_room(loaded: LoadedModel, prompts: Sequence[TokenizedPrompt]) -> None:
+    from depthscale.errors import DataError
+    from depthscale.probing.probe import context_length
+    from depthscale.probing.settings import ProbeSettings
+
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    length = len(longest.token_ids)
+    room = context_length(loaded, ProbeSettings(context_length=max(2, length)))
+    if length > room:
+        raise DataError(
+            f"the prompt that begins {longest.source.prompt[:40]!r} has {length} tokens; expected at most {room}, the"
+            " model's number of positions"
+        )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import DepthscaleError
-from depthscale.laws.newton import Problem
+from depthscale.laws.newton import Problem, eigen
 
 Array = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ def stationarity(problem: Problem, z: Array) -> Stationarity:
     hessian = np.where(free[:, :, None] & free[:, None, :], hessian, 0.0)
     diagonal = np.arange(z.shape[1])
     hessian[:, diagonal, diagonal] = np.where(at_bound, 1.0, hessian[:, diagonal, diagonal])
-    values, vectors = np.linalg.eigh(hessian)
+    values, vectors = eigen(hessian)
     safe = np.maximum(np.abs(values), 1e-14)
     step = np.einsum("spq,sq->sp", vectors, np.einsum("spq,sp->sq", vectors, gradient) / safe)
     variance = np.einsum("spq,sq->sp", vectors**2, 1 / safe)

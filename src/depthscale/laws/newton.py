@@ -102,8 +102,12 @@ class Problem:
         """u [S, P] of z [S, Z]."""
         return z @ self.affine.basis.T + self.affine.offset
 
+    @np.errstate(divide="ignore", over="ignore", invalid="ignore")
     def evaluate(self, z: Array) -> tuple[Array, Array]:
-        """Objective [S] and terms [K, S, n], to be handed on to :meth:`differentiate`."""
+        """Objective [S] and terms [K, S, n], to be handed on to :meth:`differentiate`.
+
+        Infinite where a prediction has left what floats hold.
+        """
         u = self.internal(z)
         terms = self.bound.terms(u)
         residual = self.objective.residual(self.bound.total(u, terms), self.observed)
@@ -113,6 +117,7 @@ class Problem:
             value = value + 0.5 * self.anchor.strengths * distance**2
         return np.where(np.isfinite(value), value, np.inf), terms
 
+    @np.errstate(divide="ignore", over="ignore", invalid="ignore")
     def differentiate(self, z: Array, terms: Array) -> tuple[Array, Array, Array]:
         """Gradient [S, Z], Hessian [S, Z, Z] and the majorizer's curvature, diagonal [S, Z]."""
         u = self.internal(z)
@@ -196,6 +201,13 @@ def minimize(problem: Problem, start: Array, max_iterations: int = 200) -> Solut
     return Solution(z, value, converged, iterations)
 
 
+def eigen(hessian: Array) -> tuple[Array, Array]:
+    """Eigenvalues [S, Z] and vectors [S, Z, Z]; nan, which passes no test, where a Hessian is not finite."""
+    finite = np.asarray(np.isfinite(hessian).all(axis=(1, 2)))
+    values, vectors = np.linalg.eigh(np.where(finite[:, None, None], hessian, np.eye(hessian.shape[1])))
+    return np.where(finite[:, None], values, np.nan), vectors
+
+
 @dataclass
 class _Curvature:
     """Scaled gradient and eigenvectors of the scaled Hessian at each member's point."""
@@ -219,7 +231,7 @@ class _Curvature:
         hessian = np.where(free[:, :, None] & free[:, None, :], hessian, 0.0)
         diagonal = np.arange(z.shape[1])
         hessian[:, diagonal, diagonal] += blocked
-        values, vectors = np.linalg.eigh(hessian)
+        values, vectors = eigen(hessian)
         slope = np.einsum("spq,sp->sq", vectors, gradient)
         decrement = (slope**2 / np.maximum(np.abs(values), 1e-12)).sum(axis=1)
         return cls(scale, values, vectors, slope, decrement, values.min(axis=1))

@@ -141,7 +141,7 @@ def trace(
         on_done: told how many draws of how many are done.
 
     Raises:
-        ProbingError: the embedding's weights have no spread to scale the noise by.
+        ProbingError: the embedding's weights have no spread to scale the noise by, or p(answer) is not finite.
     """
     settings = TraceSettings() if settings is None else settings
     deviation = settings.noise * embedding_deviation(located.embedding)
@@ -217,10 +217,16 @@ def _one_draw(
         found = _chance(located, handed_on[-1][:, -1], prompt.answer_id)
         chances += (found[1:] - found[0]).tolist()
         noised = float(found[0])
+    untouched = float(_chance(located, clean.states[-1][:, -1], prompt.answer_id)[0])
+    if not np.isfinite([untouched, noised, *chances]).all():
+        raise ProbingError(
+            f"p(answer) of {prompt.source.prompt!r} is not finite; use --dtype float32, and less --noise if that does"
+            " not help"
+        )
     effects = np.zeros((clean.num_visits, len(prompt.token_ids)))
     effects[tuple(np.array(places).T)] = chances
     return {
-        "clean": float(_chance(located, clean.states[-1][:, -1], prompt.answer_id)[0]),
+        "clean": untouched,
         "noised": noised,
         "effects": effects.tolist(),
     }

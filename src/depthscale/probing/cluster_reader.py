@@ -16,7 +16,7 @@ ANGLES = "state_angle"
 DEFINITIONS = {
     "vector": "of each token the angles theta(h_l, h_{l+1}), one feature a layer, radians",
     "stop depth": "share of the bulk layers after which 90 % of the sum of a token's bulk angles lies behind it",
-    "bulk": "all layers but the first and the last",
+    "bulk": "all layers but the first and the last; all of fewer than 4",
     "share_interval": "95 % over random halves of the documents",
 }
 

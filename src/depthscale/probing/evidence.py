@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from depthscale.probing.depth_use import bulk_layers
 from depthscale.probing.drop_curve import DropCurve, drop_curve
@@ -101,7 +102,7 @@ def gather(
             mean_of_rows(removed[num_visits - 1]["excess"], "nats", seed),
         ),
         bulk_removal=mean_of_rows(
-            np.mean([r["excess"] for visit, r in removed.items() if bulk.start <= visit < bulk.stop], axis=0).tolist(),
+            np.mean(_bulk_excess(removed, bulk), axis=0).tolist(),
             "nats",
             seed,
         ),
@@ -133,6 +134,11 @@ def verdict_of(
         ),
         thresholds,
     )
+
+
+def _bulk_excess(removed: Mapping[int, Mapping[str, Any]], bulk: slice) -> NDArray[np.float64]:
+    """[removed bulk layers, rows of text]; NaN where a loss was no number."""
+    return np.array([r["excess"] for visit, r in removed.items() if bulk.start <= visit < bulk.stop], dtype=np.float64)
 
 
 def _later_changes(removed: Mapping[int, Mapping[str, Any]], bulk: slice) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from depthscale.probing.errors import ProbingError
+from depthscale.probing.revisions import repeated_weights, weights_of
 from depthscale.probing.trend import ModelProfile, family_trends
 from depthscale.runs.results import read_result, write_result
 
@@ -24,6 +25,8 @@ DEFINITIONS = {
 def family_result(probes: Sequence[dict[str, Any]], level: float = 0.95) -> dict[str, Any]:
     """Trends over probes; of several with the same weights only the first counts.
 
+    Revisions of one model that share a weight are left out: they cannot all be what their names say.
+
     Args:
         probes: results of kind ``probe``.
         level: of the intervals.
@@ -38,7 +41,11 @@ def family_result(probes: Sequence[dict[str, Any]], level: float = 0.95) -> dict
         raise ProbingError(f"the models were probed on {', '.join(sorted(texts))}; expected one corpus for a family")
     kept: dict[str, dict[str, Any]] = {}
     notes = []
+    shared = _shared_revisions(probes)
     for probe in probes:
+        if _name(probe) in shared:
+            notes.append(f"{_name(probe)} shares weights with {shared[_name(probe)]} and is left out")
+            continue
         same = kept.setdefault(probe["model"]["weights_sha256"], probe)
         if same is not probe:
             notes.append(f"{_name(probe)} has the weights of {_name(same)} and is left out")
@@ -76,6 +83,16 @@ def write_family(directories: Sequence[Path], home: Path) -> Path:
         ProbingError: as :func:`family_result`.
     """
     return write_result(home, RESULT_KIND, family_result([read_result(one, "probe") for one in directories]))
+
+
+def _shared_revisions(probes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Name of each probe whose revision shares a weight with another of the same model, and of those others."""
+    found: dict[str, str] = {}
+    models = [probe["model"] for probe in probes if probe["model"]["revision"] is not None]
+    for name in dict.fromkeys(model["name"] for model in models):
+        series = [weights_of(model) for model in models if model["name"] == name]
+        found |= {f"{name} at {revision}": ", ".join(others) for revision, others in repeated_weights(series).items()}
+    return found
 
 
 def _name(probe: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ DEFINITIONS = {
     "excess": "loss with the intervention less loss without it, nats per token; 95 % over documents",
     "divergence": "KL(unchanged || changed) of next-token distributions, nats per token",
     "prediction": "block influence, 1 - cos of the states before and after; of a span as a whole, else summed",
-    "bulk": "all visits but the first and the last",
+    "bulk": "all visits but the first and the last; all of fewer than 4",
     "rescaled": "updates of the n - k kept visits times n / (n - k)",
     "later_change": "||change of a later visit's update|| / ||its update|| with one visit removed, mean over tokens",
     "similarity": "cos of the update that block l makes on the state before l' and the update of l' there",
@@ -222,7 +222,8 @@ def _prediction_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[st
             own = [r for r in records if r["kind"] == kind and _is_single(r) == single]
             pairs = [(r["prediction"], mean_of_rows(_known(r["excess"])).value) for r in own]
             pairs = [pair for pair in pairs if None not in pair and all(map(math.isfinite, pair))]
-            if len(pairs) >= 4:
+            # Where all costs or all predictions are equal there are no ranks.
+            if len(pairs) >= 4 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True)):
                 result = spearmanr(*zip(*pairs, strict=True))
                 found[f"{words} {name}"] = {
                     "rank_correlation": float(result.statistic),

@@ -134,7 +134,8 @@ def _loop(intervention: Intervention, calls: Sequence[Call]) -> dict[int, Replac
         state = _scaled(scale)(entered, left)
         for _ in range(intervention.rounds - 1):
             for call in span:
-                state = _scaled(scale)(state, call.apply(state))
+                # A copy, since some blocks write into the state that they are given.
+                state = _scaled(scale)(state, call.apply(state.clone()))
         return state
 
     return {**found, intervention.visits[-1]: finish}

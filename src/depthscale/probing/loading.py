@@ -33,6 +33,7 @@ DTYPES: dict[str, torch.dtype] = {
 GGUF_EXTRA = "gguf"
 
 _HUB_TIMEOUT_SECONDS = 10.0
+_MODEL_SUFFIXES = (".safetensors", ".bin", ".gguf", ".json")
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,26 @@ def weight_hashes(model: nn.Module) -> WeightHashes:
             matrices[name] = hashes[name]
     lines = "".join(f"{name} {value}\n" for name, value in sorted(hashes.items()))
     return WeightHashes(hashlib.sha256(lines.encode()).hexdigest(), matrices)
+
+
+def local_fingerprint(source: ModelSource) -> str | None:
+    """SHA-256 over name, size and time of change of a local model's files, without reading one.
+
+    Returns:
+        None for a model of the Hub, and for one that is no longer there.
+    """
+    try:
+        folder = Path(_place(source)[0])
+    except ProbingError:
+        return None
+    if not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _MODEL_SUFFIXES:
+            status = file.stat()
+            digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def _place(source: ModelSource) -> tuple[str, str | None]:

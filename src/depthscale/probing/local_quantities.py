@@ -6,6 +6,7 @@ time, so that its temporaries stay in the processor's cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -105,11 +106,12 @@ def _next_update(earlier: Tensor, before: Tensor, after: Tensor) -> Values:
 
 def _update(before: Tensor, after: Tensor, update: Tensor) -> Values:
     turned = angle(before, after)
-    size = norm(update)
+    size, start = norm(update), norm(before)
     return {
         "hidden_state_norm": norm(after),
         "update_norm": size,
-        "relative_update_norm": size / norm(before),
+        # A zero state has no size to compare with; infinity would be the mean of all.
+        "relative_update_norm": (size / start).masked_fill(start == 0, math.nan),
         "state_angle": turned,
         # 1 - cos without its cancellation at small angles.
         "block_influence": 2 * torch.sin(turned / 2).square(),

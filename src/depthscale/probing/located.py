@@ -60,10 +60,11 @@ class LocatedModel:
 
     @property
     def width(self) -> int:
-        """Size of a state, by the config; by the embedding where there is none."""
+        """Size of a state, by the config; by the embedding where that names none."""
         config = getattr(self.model, "config", None)
-        if config is not None:
-            return int(config.get_text_config().hidden_size)
+        size = None if config is None else getattr(config.get_text_config(), "hidden_size", None)
+        if size is not None:
+            return int(size)
         return int(next(self.embedding.parameters()).shape[1])
 
     @property

@@ -140,7 +140,8 @@ def replaced(blocks: Sequence[nn.Module], replacements: Mapping[int, Replacement
             state = replacement(entered[-1], state)
             output = with_leaving_state(output, state)
         entered.clear()
-        handed_on.append(state)
+        # A copy, since the next block may write into it.
+        handed_on.append(state.detach().clone())
         return output
 
     handles: list[RemovableHandle] = []

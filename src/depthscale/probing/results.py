@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthscale.probing.catalog import QUANTITIES, names_of
+from depthscale.probing.catalog import QUANTITIES, names_of, num_layers
 from depthscale.probing.loading import LoadedModel, weight_hashes
 from depthscale.probing.probe import Probe, peak_memory_bytes
 from depthscale.probing.profile import Profile
@@ -99,7 +99,10 @@ def _not_available(measured: Probe, settings: ProbeSettings) -> dict[str, str]:
     for name in QUANTITIES:
         if name in names:
             continue
-        if name in names_of("sublayer"):
+        if located.num_visits is not None and num_layers(name, located.num_visits) == 0:
+            if settings.sublayers or name not in names_of("sublayer"):
+                reasons[name] = "a single visit has no neighbor"
+        elif name in names_of("sublayer"):
             if settings.sublayers:
                 reasons[name] = "attention and MLP are not told apart in this architecture"
         elif name == "angle_to_normed_end" and located.final_norm is None:

@@ -61,21 +61,19 @@ def repeated_weights(checkpoints: Sequence[RevisionWeights]) -> dict[str, list[s
     return found
 
 
+def weights_of(model: Mapping[str, Any]) -> RevisionWeights:
+    """The checkpoint that the ``model`` table of a probe's result describes."""
+    revision = str(model["revision"])
+    return RevisionWeights(revision, step_of(revision), model["matrix_sha256"], model["weights_sha256"])
+
+
 def series_table(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row a revision: step, hash, whether it repeats another, and its main figures.
 
     Args:
         results: of :func:`~depthscale.probing.results.probe_result`, in the order of the revisions.
     """
-    checkpoints = [
-        RevisionWeights(
-            str(result["model"]["revision"]),
-            step_of(str(result["model"]["revision"])),
-            result["model"]["matrix_sha256"],
-            result["model"]["weights_sha256"],
-        )
-        for result in results
-    ]
+    checkpoints = [weights_of(result["model"]) for result in results]
     repeated = repeated_weights(checkpoints)
     return [
         {
@@ -93,7 +91,7 @@ def series_table(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _bulk_mean(result: Mapping[str, Any], name: str) -> float | None:
     """Mean over layers without the first and the last; None below three."""
-    means = result["quantities"][name]["mean"][1:-1]
+    means = result["quantities"].get(name, {"mean": []})["mean"][1:-1]
     known = [mean for mean in means if mean is not None]
     return sum(known) / len(known) if known else None
 

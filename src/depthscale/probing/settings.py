@@ -28,7 +28,8 @@ class ProbeSettings(ConfigPart):
         seed: of the order of documents of a corpus that is held in memory.
         sublayers: attention and MLP apart.
         lenses: early-exit losses.
-        exit_tokens: positions at which they are taken, the first that come.
+        exit_tokens: positions at which they are taken, those of the first batches, in which the longest of the first
+            documents stand.
         state_bytes: bytes of states that a micro-batch may keep.
         keep_tokens: also write every token's values to Parquet.
     """

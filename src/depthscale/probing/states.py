@@ -194,7 +194,7 @@ def watch_visits(
         on_call: told block, positional and keyword arguments of every call of a block, before it runs.
 
     Raises:
-        ProbingError: a block was called without, or returned, no state of three dimensions.
+        ProbingError: a block was called without, or returned, no state of three dimensions, or lies inside another.
     """
     watcher = _Watcher(located, observer, located.sublayers is not None and sublayers, on_call)
     handles: list[RemovableHandle] = []
@@ -245,7 +245,11 @@ class _Watcher:
 
     def after(self, index: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            assert self.input is not None, "the pre-hook runs first"
+            if self.input is None:
+                raise ProbingError(
+                    f"block {type(module).__name__} is named twice or lies inside another block; name each block once"
+                    " with --blocks-path"
+                )
             state = self._kept(leaving_state(module, output))
             attention, mlp = self._updates(self.input, state)
             visit = Visit(self.num_visits, index, self.input, state, attention, mlp)

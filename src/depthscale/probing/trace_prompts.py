@@ -102,11 +102,11 @@ def tokenize(tokenizer: Any, prompt: TracePrompt, bos: int | None) -> TokenizedP
     follows = tokenizer(prompt.prompt + _joined(prompt), add_special_tokens=False)["input_ids"]
     if follows[: len(plain)] != plain or len(follows) == len(plain):
         raise DataError(
-            f"the answer '{prompt.answer}' does not begin with a token of its own after '{prompt.prompt}'; end the"
+            f"the answer {prompt.answer!r} does not begin with a token of its own after {prompt.prompt!r}; end the"
             " prompt before a space and begin the answer with it"
         )
     if not inside:
-        raise DataError(f"no token of '{prompt.prompt}' stands for the subject '{prompt.subject}'")
+        raise DataError(f"no token of {prompt.prompt!r} stands for the subject {prompt.subject!r}")
     answer = follows[len(plain)]
     front = [] if bos is None else [bos]
     ids = front + plain
@@ -136,5 +136,5 @@ def _prompt(place: str, line: str) -> TracePrompt:
         raise DataError(f"{place} came without text for prompt, subject and answer; expected all three")
     found = TracePrompt(*(record[name] for name in names))
     if found.subject not in found.prompt:
-        raise DataError(f"{place}: the subject '{found.subject}' does not stand in the prompt '{found.prompt}'")
+        raise DataError(f"{place}: the subject {found.subject!r} does not stand in the prompt {found.prompt!r}")
     return found

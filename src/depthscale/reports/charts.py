@@ -23,7 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from depthscale.runs.files import atomic_write_text
+from depthscale.runs.files import atomic_write_bytes, atomic_write_text
 
 INK = "#23272f"
 GRID = "#d9dce1"
@@ -46,6 +46,8 @@ _CSS_VARIABLES = {
     **{color: f"--series-{index}" for index, color in enumerate(SERIES_COLORS)},
     **{color: f"--outcome-{name}" for name, color in OUTCOME_COLORS.items()},
 }
+
+PNG_DOTS_PER_INCH = 160
 
 #: Numbers from here on are written as powers of ten, which need the room of two.
 _LONGEST_PLAIN = 1e5
@@ -86,6 +88,7 @@ class Chart:
         alternative: the figure in words, for those who do not see it.
         svg: a whole SVG document.
         columns, rows: the drawn numbers.
+        png: the same figure as an image, where one is written beside the drawing.
     """
 
     name: str
@@ -95,6 +98,7 @@ class Chart:
     svg: str
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
+    png: bytes | None = None
 
     @property
     def csv(self) -> str:
@@ -191,8 +195,17 @@ def render(figure: Figure) -> str:
     return re.sub(r"[ \t]+\n", "\n", buffer.getvalue())
 
 
+def render_png(figure: Figure) -> bytes:
+    """The figure as an image on white: the same bytes on every call, without the name of what made it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=PNG_DOTS_PER_INCH, metadata={"Software": None}, facecolor="white")
+    return buffer.getvalue()
+
+
 def write_charts(directory: Path, charts: Sequence[Chart]) -> None:
-    """``<name>.svg`` and ``<name>.csv`` of every chart."""
+    """``<name>.svg`` and ``<name>.csv`` of every chart, and ``<name>.png`` where it holds one."""
     for chart in charts:
         atomic_write_text(directory / f"{chart.name}.svg", chart.svg)
         atomic_write_text(directory / f"{chart.name}.csv", chart.csv)
+        if chart.png is not None:
+            atomic_write_bytes(directory / f"{chart.name}.png", chart.png)

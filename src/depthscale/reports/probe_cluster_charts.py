@@ -7,7 +7,16 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from depthscale.reports.charts import GRID, Chart, drawing_settings, legend_below, new_axes, render, style_of
+from depthscale.reports.charts import (
+    GRID,
+    Chart,
+    drawing_settings,
+    legend_below,
+    new_axes,
+    render,
+    render_png,
+    style_of,
+)
 from depthscale.reports.page import number, percent, whole
 from depthscale.reports.probe_sections import ReportSection, ReportTable
 
@@ -95,7 +104,7 @@ def scatter_chart(result: Mapping[str, Any]) -> Chart:
         axes.set_ylabel(f"component 2 ({shares[1]}), radians" if len(shares) > 1 else "")
         axes.grid(color=GRID)
         legend_below(figure)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         "token-clusters",
         "Tokens by their layer angles",
@@ -104,6 +113,7 @@ def scatter_chart(result: Mapping[str, Any]) -> Chart:
         svg,
         ("component_1", "component_2", "in_small_group"),
         tuple(tuple(point) for point in points),
+        png,
     )
 
 
@@ -124,7 +134,7 @@ def group_profile_chart(result: Mapping[str, Any]) -> Chart:
         axes.set_ylabel("angle of h_l and h_l+1, radians")
         axes.grid(axis="y", color=GRID)
         legend_below(figure)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         "token-cluster-profiles",
         "Turning over depth, by group",
@@ -133,6 +143,7 @@ def group_profile_chart(result: Mapping[str, Any]) -> Chart:
         svg,
         ("group", "layer", "mean_angle"),
         tuple(rows),
+        png,
     )
 
 

@@ -19,6 +19,7 @@ from depthscale.reports.charts import (
     legend_below,
     new_axes,
     render,
+    render_png,
     style_of,
 )
 
@@ -46,7 +47,7 @@ def layer_chart(result: Mapping[str, Any]) -> Chart:
         axes.set_ylabel("excess loss, nats per token")
         axes.grid(axis="y", color=GRID)
         legend_below(figure)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         "layer-interventions",
         "What each layer is worth",
@@ -55,6 +56,7 @@ def layer_chart(result: Mapping[str, Any]) -> Chart:
         svg,
         ("intervention", "layer", "excess", "low", "high", "block_influence"),
         tuple(rows),
+        png,
     )
 
 
@@ -92,17 +94,17 @@ def drop_chart(name: str, title: str, drops: Mapping[str, Any]) -> Chart:
                 label="smooth: k squared",
             )
         axes.set_xscale("log")
-        axes.set_yscale("log")
         few_log_ticks(axes.xaxis, *axes.get_xlim())
         positive = [row[2] for row in rows if isinstance(row[2], float) and row[2] > 0]
         if positive:
+            axes.set_yscale("log")
             axes.set_ylim(min(positive) / 2, max(positive) * 3)
             few_log_ticks(axes.yaxis, *axes.get_ylim())
         axes.set_xlabel(f"dropped layers k, of {size}")
         axes.set_ylabel("divergence, nats per token")
         axes.grid(color=GRID)
         legend_below(figure, columns=2)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         name,
         title,
@@ -112,6 +114,7 @@ def drop_chart(name: str, title: str, drops: Mapping[str, Any]) -> Chart:
         svg,
         ("curve", "dropped", "divergence", "low", "high"),
         tuple(rows),
+        png,
     )
 
 
@@ -142,7 +145,7 @@ def loop_chart(result: Mapping[str, Any]) -> Chart:
         axes.set_ylabel("excess loss, nats per token")
         axes.grid(axis="y", color=GRID)
         legend_below(figure, columns=2)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         "looped-spans",
         "Spans looped in a model that was not trained to loop",
@@ -151,6 +154,7 @@ def loop_chart(result: Mapping[str, Any]) -> Chart:
         svg,
         ("span", "rounds", "branch_scale", "excess", "low", "high"),
         tuple(rows),
+        png,
     )
 
 
@@ -208,7 +212,7 @@ def _map_chart(
         assert bar.solids is not None, "a color mesh has them"
         bar.solids.set_rasterized(False)
         bar.set_label(labels[2])
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     off = [v for i, row in enumerate(values) for j, v in enumerate(row) if i != j and math.isfinite(v)]
     mean = f"{sum(off) / len(off):.3g}" if off else "unknown"
     return Chart(
@@ -219,6 +223,7 @@ def _map_chart(
         svg,
         tuple(label.replace(" ", "_") for label in labels),
         tuple((i + 1, j + 1, value) for i, row in enumerate(grid) for j, value in enumerate(row)),
+        png,
     )
 
 

@@ -63,10 +63,13 @@ def regime_sentences(result: Mapping[str, Any]) -> tuple[str, ...]:
     """The verdict and what it rests on."""
     missing = [name for name in ("untrained", "shuffled") if result["evidence"][name] is None]
     notes = [f"Not measured: the null of {' and '.join(missing)}."] if missing else []
+    visits = result["num_visits"]
+    ends = " but the first and the last" if len(result["bulk"]) < visits else ", too few to leave the ends out"
     return (
         result["verdict"]["sentence"],
         f"From {whole(result['num_tokens'])} tokens of {whole(result['num_rows'])} documents; the bulk is all of the"
-        f" {result['num_visits']} layers but the first and the last. Thresholds are from teachers of known regimes.",
+        f" {visits} layers{ends}. Thresholds are from teachers of known regimes; that of later updates is set by"
+        " hand.",
         *notes,
     )
 
@@ -99,7 +102,8 @@ def _evidence_table(result: Mapping[str, Any]) -> ReportTable:
     evidence = {name: found for name, found in result["evidence"].items() if found is not None}
     asked = {name: {"geometry": found} if name == "random directions" else found for name, found in evidence.items()}
     rows = tuple((words, *(_cell(read(found)) for found in asked.values())) for words, read in _FIGURES.items())
-    return ReportTable("Evidence beside its nulls; 95 % over documents.", ("Figure", *asked), rows)
+    caption = "Evidence beside its nulls; 95 % over documents, for the change of later updates over the removed layers."
+    return ReportTable(caption, ("Figure", *asked), rows)
 
 
 def _span_table(result: Mapping[str, Any]) -> ReportTable:

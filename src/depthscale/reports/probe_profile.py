@@ -34,12 +34,16 @@ def profile_sections(result: Mapping[str, Any]) -> list[ReportSection]:
 def profile_sentences(result: Mapping[str, Any]) -> tuple[str, ...]:
     """What the profile says, ends and bulk apart."""
     angles = result["quantities"]["state_angle"]["mean"]
-    updates = result["quantities"]["update_angle"]["mean"]
+    # A single visit has no neighbor.
+    updates = result["quantities"].get("update_angle", {"mean": []})["mean"]
     bulk, bulk_updates = angles[1:-1], updates[1:-1]
-    sentences = [
-        f"The first block turns the state by {number(angles[0])} radians and the last by {number(angles[-1])}"
-        + (f"; those between turn it by {number(_mean(bulk))} on average." if bulk else "."),
-    ]
+    if len(angles) == 1:
+        sentences = [f"The only block turns the state by {number(angles[0])} radians."]
+    else:
+        sentences = [
+            f"The first block turns the state by {number(angles[0])} radians and the last by {number(angles[-1])}"
+            + (f"; those between turn it by {number(_mean(bulk))} on average." if bulk else "."),
+        ]
     if bulk_updates:
         sentences.append(
             f"Consecutive updates between the ends stand at {number(_mean(bulk_updates))} radians to each other"
@@ -62,7 +66,9 @@ def exit_sentences(result: Mapping[str, Any]) -> tuple[str, ...]:
     quantities = result["quantities"]
     lens = quantities["logit_lens_loss"]
     own, tokens = lens["mean"][-1], lens["num_tokens"]
-    sentences = [f"The model's own loss is {number(own)} nats per token, over {whole(tokens)} tokens."]
+    every = result["data"]["tokens"]
+    some = f" of {whole(every)}, in the longest of the first documents" if tokens < every else ""
+    sentences = [f"The model's own loss is {number(own)} nats per token, over {whole(tokens)} tokens{some}."]
     for name, words in (("logit_lens_loss", "logit lens"), ("last_block_lens_loss", "last-block lens")):
         if name in quantities:
             means = quantities[name]["mean"]

@@ -17,6 +17,7 @@ from depthscale.reports.charts import (
     legend_below,
     new_axes,
     render,
+    render_png,
     style_of,
 )
 
@@ -117,7 +118,7 @@ def position_chart(name: str, title: str, label: str, tables: Mapping[str, Any])
         axes.set_ylabel("layer l")
         bar = figure.colorbar(image, ax=axes)
         bar.set_label(label)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     rows = tuple((layer, ranges[column], cell) for layer, row in enumerate(values) for column, cell in enumerate(row))
     first, rest = _column_mean(values, 0), _column_mean(values, len(ranges) - 1)
     return Chart(
@@ -128,6 +129,7 @@ def position_chart(name: str, title: str, label: str, tables: Mapping[str, Any])
         svg,
         ("layer", "positions", name),
         rows,
+        png,
     )
 
 
@@ -162,7 +164,7 @@ def _profile_chart(name: str, shown: Quantities) -> Chart:
         axes.set_ylabel(label)
         axes.grid(axis="y", color=GRID)
         legend_below(figure, columns=2)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     band = "" if name in _WITHOUT_BAND else " Line: mean over tokens; band: 5 to 95 % of tokens."
     ends = "; ".join(f"{legends[key]} {_ends(values['mean'])}" for key, values in shown.items())
     levels = next(iter(shown.values()))["quantiles"]
@@ -174,6 +176,7 @@ def _profile_chart(name: str, shown: Quantities) -> Chart:
         svg,
         ("quantity", "layer", "mean", "standard_error", *(f"quantile_{level}" for level in levels)),
         tuple(rows),
+        png,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,7 +45,11 @@ def build_probe_report(directory: Path) -> Path:
     results = {kind: read_result(directory, kind) for kind in SECTION_BUILDERS if result_path(directory, kind).exists()}
     if not results:
         raise ResultError(f"no probe in {directory}; run depthscale probe first")
-    sections = [section for kind, result in results.items() for section in SECTION_BUILDERS[kind](result)]
+    sections = [
+        section
+        for kind, result in results.items()
+        for section in _with_origin(SECTION_BUILDERS[kind](result), result, results.get("probe"))
+    ]
     charts.write_charts(directory / "figures", [chart for section in sections for chart in section.charts])
     heading, subtitle = _heading(directory, results)
     return write_page(
@@ -64,11 +69,26 @@ def build_probe_report(directory: Path) -> Path:
     )
 
 
+def _with_origin(
+    sections: list[ReportSection], result: Mapping[str, Any], probe: Mapping[str, Any] | None
+) -> list[ReportSection]:
+    """Sections that say so first where their result is of other weights than the profile that names the page."""
+    model = result.get("model")
+    if probe is None or model is None or model["weights_sha256"] == probe["model"]["weights_sha256"]:
+        return sections
+    words = f"Measured on other weights than the profile: {_model_name(model)} in {model['dtype']}, SHA-256"
+    origin = f"{words} {model['weights_sha256']}."
+    return [replace(section, paragraphs=(origin, *section.paragraphs)) for section in sections]
+
+
+def _model_name(model: Mapping[str, Any]) -> str:
+    return str(model["name"]) if model["revision"] is None else f"{model['name']} at {model['revision']}"
+
+
 def _heading(directory: Path, results: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     if "probe" in results:
         model, data = results["probe"]["model"], results["probe"]["data"]
-        name = model["name"] if model["revision"] is None else f"{model['name']} at {model['revision']}"
-        return name, (
+        return _model_name(model), (
             f"How it uses its depth: {whole(model['num_blocks'])} blocks, {whole(model['num_visits'])} visits, width"
             f" {whole(model['width'])}, measured on {whole(data['tokens'])} tokens of {data['corpus']}."
         )

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from depthscale.reports.charts import GRID, Chart, drawing_settings, legend_below, new_axes, render, style_of
+from depthscale.reports.charts import (
+    GRID,
+    Chart,
+    drawing_settings,
+    legend_below,
+    new_axes,
+    render,
+    render_png,
+    style_of,
+)
 from depthscale.reports.page import number, percent, significant, whole
 from depthscale.reports.probe_sections import ReportSection
 
@@ -37,8 +46,8 @@ def trace_sentences(result: Mapping[str, Any]) -> tuple[str, ...]:
         if role["layers"] is not None:
             first, last = role["layers"]
             sentences.append(
-                f"The {role['role']}: at least half of the largest effect from {percent(first)} to {percent(last)} of"
-                f" the depth, over {whole(role['num_prompts'])} prompts."
+                f"The {role['role']}: layers with at least half of the largest effect lie between {percent(first)} and"
+                f" {percent(last)} of the depth, over {whole(role['num_prompts'])} prompts."
             )
     if result["num_unaffected"]:
         sentences.append(
@@ -69,7 +78,7 @@ def role_chart(result: Mapping[str, Any]) -> Chart:
         axes.set_ylabel("gain of p(answer)")
         axes.grid(axis="y", color=GRID)
         legend_below(figure, columns=2)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         "trace-roles",
         "Where the subject acts",
@@ -78,6 +87,7 @@ def role_chart(result: Mapping[str, Any]) -> Chart:
         svg,
         ("role", "layer", "effect", "low", "high"),
         tuple(rows),
+        png,
     )
 
 
@@ -98,7 +108,7 @@ def map_chart(prompt: Mapping[str, Any], index: int) -> Chart:
         assert bar.solids is not None, "a color mesh has them"
         bar.solids.set_rasterized(False)
         bar.set_label("gain of p(answer)")
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         f"trace-map-{index}",
         f"p({prompt['answer_token'].strip()}) after: {prompt['prompt']}",
@@ -112,6 +122,7 @@ def map_chart(prompt: Mapping[str, Any], index: int) -> Chart:
             for layer, row in enumerate(effects)
             for at, token in enumerate(prompt["tokens"])
         ),
+        png,
     )
 
 

@@ -15,6 +15,7 @@ from depthscale.reports.charts import (
     legend_below,
     new_axes,
     render,
+    render_png,
     style_of,
 )
 from depthscale.reports.page import number
@@ -64,7 +65,7 @@ def trend_chart(result: Mapping[str, Any], quantity: str) -> Chart:
         axes.set_ylabel(_WORDS.get(quantity, quantity))
         axes.grid(color=GRID)
         legend_below(figure, columns=2)
-        svg = render(figure)
+        svg, png = render(figure), render_png(figure)
     return Chart(
         f"trend-{quantity.replace('_', '-')}",
         f"{_name(quantity).capitalize()} against depth",
@@ -73,6 +74,7 @@ def trend_chart(result: Mapping[str, Any], quantity: str) -> Chart:
         svg,
         ("layers", "model", "visits", quantity),
         tuple(rows),
+        png,
     )
 
 

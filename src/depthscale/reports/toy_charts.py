@@ -38,6 +38,11 @@ def label(line: Line) -> str:
     return f"{line['family'].replace('_', ' ')}{heat}"
 
 
+def _with_exponent(line: Line) -> str:
+    found = line["exponents"][-1]["value"]
+    return f"{label(line)}: {'no exponent' if found is None else f'{found:.2f}'}"
+
+
 def _depth_chart(case: str, lines: Sequence[Line]) -> Chart:
     rows: list[Row] = []
     with drawing_settings():
@@ -49,9 +54,7 @@ def _depth_chart(case: str, lines: Sequence[Line]) -> Chart:
             depths, means = line["depths"], line["mean_losses"][-1]
             for single in line["losses"][-1]:
                 axes.plot(depths, single, color=style["color"], linewidth=0.6, alpha=0.4)
-            found = line["exponents"][-1]["value"]
-            named = f"{label(line)}: {'no exponent' if found is None else f'{found:.2f}'}"
-            axes.plot(depths, means, **style, markersize=4, label=named)
+            axes.plot(depths, means, **style, markersize=4, label=_with_exponent(line))
             if len(line["ends"]) > 1:
                 axes.plot(depths, line["mean_losses"][-2], color=style["color"], linewidth=0.9, linestyle=(0, (1, 2)))
             for e, end in enumerate(line["ends"]):
@@ -67,13 +70,13 @@ def _depth_chart(case: str, lines: Sequence[Line]) -> Chart:
         axes.grid(color=GRID, linewidth=0.5)
         legend_below(figure, columns=2)
         svg = render(figure)
-    ends = "; ".join(f"{label(line)} exponent {line['exponents'][-1]['value']}" for line in lines)
+    ends = "; ".join(_with_exponent(line) for line in lines)
     return Chart(
         f"toy-depth-{case}",
         f"{case.replace('_', ' ')}: loss over depth",
         "Thick: geometric mean over replicates at the last step; thin: each of them; dotted: the number of steps"
         " before. Gray guides fall with exponents 1 and 3.",
-        f"Log-log lines of the loss over the student's depth. {ends}.",
+        f"Log-log lines of the loss over the student's depth. Exponents: {ends}.",
         svg,
         ("line", "steps", "depth", "mean_loss"),
         tuple(rows),

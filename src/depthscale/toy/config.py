@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -12,7 +12,6 @@ from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.toy.shapes import StudentShape
 
 LossKind = Literal["mse", "kl_own_head", "kl_teacher_head"]
-LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 Schedule = Literal["constant", "flat_then_linear"]
 Value = TypeVar("Value")
 
@@ -28,7 +27,7 @@ def teacher_kind(rho: float) -> str:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TeacherConfig(_Part):
@@ -106,7 +105,7 @@ class LossConfig(_Part):
     @classmethod
     def _positive_temperatures(cls, temperatures: tuple[float, ...]) -> tuple[float, ...]:
         for temperature in temperatures:
-            if not 0 < temperature < float("inf"):
+            if temperature <= 0:
                 raise ValueError(f"a temperature of {temperature:g} came; expected positive numbers")
         if not temperatures:
             raise ValueError("no temperature came; expected at least one positive number")
@@ -163,15 +162,24 @@ class TrainConfig(_Part):
 
     def first_decayed(self, end: int) -> int:
         """The first step of a run of ``end`` steps that a longer run does not share."""
+        if self.schedule == "constant" or self.final_rate == 1:
+            return end
         return next(
             (step for step in range(int(self.flat_share * end), end) if self.rate_at(step, end) != self.rate), end
         )
+
+    def branches(self) -> dict[int, list[int]]:
+        """Milestones by the step at which their runs leave the longest one; close ones may leave it together."""
+        found: dict[int, list[int]] = {}
+        for end in self.ends[:-1]:
+            found.setdefault(self.first_decayed(end), []).append(end)
+        return found
 
 
 class ToyJob(_Part):
     """One teacher kind, one loss, and the students that learn from it side by side."""
 
-    name: str = Field(pattern=r"^[a-z0-9_.-]+$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     teacher: TeacherConfig
     loss: LossConfig
     train: TrainConfig
@@ -205,29 +213,31 @@ class ToyStudy(_Part):
     teacher's pass between all of them.
     """
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     depths_per_job: int | None = Field(None, ge=1)
     cases: tuple[ToyJob, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _names_differ(self) -> ToyStudy:
         _distinct("names of cases", tuple(case.name for case in self.cases))
+        _distinct("names of jobs", tuple(name for name, _ in self._named_jobs()))
         return self
 
     def jobs(self) -> dict[str, ToyJob]:
         """Every job by the name of its directory, in the order of the cases."""
-        found = {}
+        return dict(self._named_jobs())
+
+    def _named_jobs(self) -> Iterator[tuple[str, ToyJob]]:
         for case in self.cases:
             if self.depths_per_job is None:
-                found[case.name] = case
+                yield case.name, case
                 continue
             for family in case.students:
                 for start in range(0, len(family.depths), self.depths_per_job):
                     depths = family.depths[start : start + self.depths_per_job]
                     part = family.model_copy(update={"depths": depths})
                     name = f"{case.name}-{family.name}-{'-'.join(map(str, depths))}"
-                    found[name] = case.model_copy(update={"students": (part,)})
-        return found
+                    yield name, case.model_copy(update={"students": (part,)})
 
 
 def presets() -> Mapping[str, Path]:

@@ -86,6 +86,10 @@ def _curve(key: tuple[str, str, float | None], members: list[tuple[dict[str, Any
     depths = tuple(sorted({record["depth"] for _, record in members}))
     records = [record for _, record in members]
     rates, notes = _choose_rates(records, depths, ends[-1])
+    deeper = [depth for depth in depths if depth > job["teacher"]["blocks"]]
+    if deeper:
+        which = ", ".join(map(str, deeper))
+        notes.append(f"deeper than the teacher of {job['teacher']['blocks']} blocks: students of depth {which}")
     chosen = [record for record in records if record["rate_factor"] == rates[record["depth"]]]
     replicates = sorted({(record["teacher_seed"], record["seed"]) for record in chosen})
     rows = []
@@ -126,7 +130,7 @@ def _usable(record: Record, ends: Sequence[int]) -> bool:
 
 
 def _choose_rates(records: list[Record], depths: Sequence[int], end: int) -> tuple[dict[int, float], list[str]]:
-    """Per depth the factor with the lowest mean log loss on the tuning split; a single factor is no choice."""
+    """Per depth the factor that loses the fewest replicates, then has the lowest mean log loss on the tuning split."""
     chosen, notes = {}, []
     for depth in depths:
         at_depth = [record for record in records if record["depth"] == depth]
@@ -137,8 +141,8 @@ def _choose_rates(records: list[Record], depths: Sequence[int], end: int) -> tup
         scores = {}
         for factor in factors:
             losses = [r["losses"]["tuning"][str(end)] for r in at_depth if r["rate_factor"] == factor]
-            good = all(loss is not None and loss > 0 for loss in losses)
-            scores[factor] = math.fsum(map(math.log, losses)) if good else math.inf
+            good = [math.log(loss) for loss in losses if loss is not None and loss > 0]
+            scores[factor] = (len(losses) - len(good), math.fsum(good) / max(len(good), 1))
         chosen[depth] = min(factors, key=lambda factor: scores[factor])
         if chosen[depth] in (factors[0], factors[-1]):
             notes.append(

@@ -6,6 +6,7 @@ rate fall as a run of m steps would, measures, and goes back: the result at m is
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthscale.errors import RunInterruptedError
+from depthscale.errors import ResultError, RunInterruptedError
 from depthscale.runs.interruption import Interruption
 from depthscale.runs.layout import METRICS_FILE
 from depthscale.runs.metrics import append_metric, keep_until
@@ -72,7 +73,7 @@ class JobRunner:
             CheckpointError: the state in the directory is of other settings, or damaged.
         """
         settings = self.job.model_dump_json()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self._make_directory()
         saved = load_state(self.directory, self.groups, settings)
         if saved is not None:
             self.step, kept = saved
@@ -81,28 +82,43 @@ class JobRunner:
         keep_until(metrics, self.step)
         train, last_save = self.job.train, time.monotonic()
         every = max(1, train.steps // _METRIC_LINES)
-        branches = {train.first_decayed(end): end for end in train.ends}
+        branches = train.branches()
         while self.step < train.steps:
             begun = time.monotonic()
-            if self.step in branches and branches[self.step] != train.steps:
-                self._branch(branches[self.step])
+            for end in branches.get(self.step, ()):
+                self._branch(end, interruption)
+                self._end_if_asked(interruption, settings)
             losses = self._update(self.step, train.steps)
             self.step += 1
             self.seconds += time.monotonic() - begun
             if self.step % every == 0:
                 append_metric(metrics, {"step": self.step, "loss": [each.tolist() for each in losses]})
                 progress(self.step, f"loss {float(torch.cat(losses).nanmedian()):.3g}")
-            if interruption.signal_number is not None or time.monotonic() - last_save > train.checkpoint_seconds:
-                kept = {"measured": self.measured, "seconds": self.seconds}
-                save_state(self.directory, self.step, self.groups, kept, settings)
+            self._end_if_asked(interruption, settings)
+            if time.monotonic() - last_save > train.checkpoint_seconds:
+                self._save(settings)
                 last_save = time.monotonic()
-            if interruption.signal_number is not None:
-                message = f"interrupted at step {self.step}; give the same command again to go on"
-                raise RunInterruptedError(message, interruption.signal_number)
         self._measure(train.steps)
         path = write_result(self.directory, "toy_job", self._result())
         (self.directory / STATE_FILE).unlink(missing_ok=True)
         return path
+
+    def _make_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ResultError(f"cannot make {self.directory}: {reason}; choose another --out") from error
+
+    def _save(self, settings: str) -> None:
+        kept = {"measured": self.measured, "seconds": self.seconds}
+        save_state(self.directory, self.step, self.groups, kept, settings)
+
+    def _end_if_asked(self, interruption: Interruption, settings: str) -> None:
+        if interruption.signal_number is not None:
+            self._save(settings)
+            message = f"interrupted at step {self.step}; give the same command again to go on"
+            raise RunInterruptedError(message, interruption.signal_number)
 
     # -- training -----------------------------------------------------------------------------------
 
@@ -115,11 +131,18 @@ class JobRunner:
         normed, rate = rms_norm(inputs)[None], train.rate_at(step, end)
         return [group.step(normed, targets, rate, step) for group in self.groups]
 
-    def _branch(self, end: int) -> None:
+    def _branch(self, end: int, interruption: Interruption) -> None:
+        """Measure a run of ``end`` steps and go back; nothing where that is done, or where a signal cuts it short."""
+        if str(end) in self.measured:
+            return
         before = [group.snapshot() for group in self.groups]
         for step in range(self.step, end):
+            # A branch may take hours: a worker that is asked to end has a minute.
+            if interruption.requested:
+                break
             self._update(step, end)
-        self._measure(end)
+        else:
+            self._measure(end)
         for group, saved in zip(self.groups, before, strict=True):
             group.restore(saved)
 
@@ -183,6 +206,8 @@ class JobRunner:
         tolerances = tolerance(lambda schedule: self._losses(group, "report", schedule, batches=1), shape.schedule)
         untrained = StudentGroup(shape, 1.0, self.teachers, job.loss, job.train)
         starts = self._losses(untrained, "report", batches=1).tolist()
+        # Beside the start on the same inputs, or a student that hardly moved could pass for a diverged one.
+        beside_starts = self._losses(group, "report", batches=1).tolist()
         records = []
         for r, replicate in enumerate(group.replicates):
             losses = {
@@ -191,7 +216,7 @@ class JobRunner:
             }
             last = losses["report"][str(job.train.steps)]
             diverged_at = int(group.diverged_at[r])
-            diverged = diverged_at >= 0 or not last <= starts[r]
+            diverged = diverged_at >= 0 or not math.isfinite(last) or not beside_starts[r] <= starts[r]
             records.append(
                 {
                     "family": family.name,

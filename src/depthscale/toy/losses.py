@@ -81,7 +81,6 @@ class Objective:
     """
 
     def __init__(self, kind: LossKind, temperatures: Float[Tensor, " replicates"], teacher_heads: Tensor) -> None:
-        self.kind = kind
         self._fixed_heads = teacher_heads if kind == "kl_teacher_head" else None
         # Logits are divided by T only where the student is cooled like its teacher.
         self._inverse = (1 / temperatures)[:, None, None] if kind == "kl_teacher_head" else None

@@ -53,14 +53,15 @@ def summarize(directory: Path, study: ToyStudy) -> dict[str, Any]:
 
 
 def _teachers(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each kind of teacher once, with the range of its signature over seeds."""
-    found: dict[float, dict[str, Any]] = {}
+    """Teachers of one kind and size once, with the range of their signature over seeds."""
+    found: dict[tuple[float, ...], dict[str, Any]] = {}
     for result in results:
-        rho = result["job"]["teacher"]["rho"]
-        if rho not in found or len(result["teachers"]) > len(found[rho]["teachers"]):
-            found[rho] = result
+        teacher = result["job"]["teacher"]
+        key = tuple(teacher[name] for name in ("rho", "blocks", "width", "hidden"))
+        if key not in found or len(result["teachers"]) > len(found[key]["teachers"]):
+            found[key] = result
     rows = []
-    for rho, result in sorted(found.items()):
+    for (rho, *_), result in sorted(found.items()):
         ranges = {
             key: [min(values), max(values)]
             for key in _SIGNATURE_KEYS
@@ -132,7 +133,8 @@ def _mean_signature(curve: Curve, number: int) -> dict[str, float | None]:
 
 def _looped(curve: Curve, curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Each looped student beside plain ones: equally deep, and the smallest that does as well."""
-    plain = next((c for c in curves if c.case == curve.case and c.blocks is None and c.order == 1), None)
+    beside = (c for c in curves if (c.case, c.temperature) == (curve.case, curve.temperature))
+    plain = next((c for c in beside if c.blocks is None and c.order == 1), None)
     if curve.blocks is None or plain is None or not curve.losses.size or not plain.losses.size:
         return []
     rows = []
@@ -146,6 +148,9 @@ def _looped(curve: Curve, curves: Sequence[Curve]) -> list[dict[str, Any]]:
                 "case": curve.case,
                 "teacher": teacher_kind(curve.teacher["rho"]),
                 "family": curve.family,
+                "temperature": curve.temperature,
+                "tuned": curve.rates is not None,
+                "plain_tuned": plain.rates is not None,
                 "rule": curve.records[0][number]["rule"],
                 "blocks": curve.blocks,
                 "rounds": depth // curve.blocks,

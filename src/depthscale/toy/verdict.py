@@ -108,22 +108,29 @@ def sentence(line: Line) -> str:
 def _convergence(line: Line) -> str:
     if line["converged"] is None:
         return "Whether it has converged is not known: no result at half the steps."
-    worst = max(line["fall"].values())
-    if line["converged"]:
-        return f"Converged: over the last doubling of the steps no depth fell by more than {100 * worst:.0f} %."
     depth = max(line["fall"], key=lambda d: float(line["fall"][d]))
-    return f"Not converged: over the last doubling of the steps the loss at depth {depth} fell by {100 * worst:.0f} %."
+    worst = 100 * line["fall"][depth]
+    head = f"{'Converged' if line['converged'] else 'Not converged'}: over the last doubling of the steps "
+    if worst <= 0:
+        return f"{head}no depth's loss fell."
+    return f"{head}the loss fell most at depth {depth}, by {worst:.1f} %."
+
+
+def _unconverged(named: dict[str, Line]) -> str:
+    """Which of two lines that are compared have not converged, or may not have."""
+    names = [name for name, line in named.items() if not line["converged"]]
+    return f" (not known to have converged: {', '.join(names)})" if names else ""
 
 
 def _partner(line: Line, lines: Sequence[Line]) -> Line | None:
-    """The plain first-order line beside a second-order one."""
+    """The plain first-order line of the same case beside a second-order one."""
     return next(
         (
             other
             for other in lines
             if other["order"] == 1
             and other["blocks"] is None
-            and all(other[key] == line[key] for key in ("rho", "loss_kind", "temperature"))
+            and all(other[key] == line[key] for key in ("case", "temperature"))
         ),
         None,
     )
@@ -131,10 +138,10 @@ def _partner(line: Line, lines: Sequence[Line]) -> Line | None:
 
 def _second_order(first: Line, second: Line) -> str:
     a, b = first["exponents"][-1], second["exponents"][-1]
-    head = f"Second order beside first ({second['teacher']} teacher, {_LOSSES[second['loss_kind']]}): "
+    head = f"Second order beside first ({title(second)}): "
     if a["value"] is None or b["value"] is None:
         return f"{head}not decided, one of them has no exponent."
-    both = f"{interval(b)} against {interval(a)}"
+    both = f"{interval(b)} against {interval(a)}{_unconverged({'first order': first, 'second order': second})}"
     if _apart(a, b):
         return f"{head}steeper, {both}."
     if _apart(b, a):
@@ -159,7 +166,8 @@ def _temperatures(group: Sequence[Line]) -> str:
     )
     if a["value"] is None or b["value"] is None:
         return f"{head}is not known at both ends."
-    change = f"{interval(a)} to {interval(b)}"
+    ends = {f"T = {line['temperature']:g}": line for line in (low, high)}
+    change = f"{interval(a)} to {interval(b)}{_unconverged(ends)}"
     if _apart(a, b):
         return f"{head}rises, {change}."
     if _apart(b, a):
