@@ -513,3 +513,24 @@ def test_equal_costs_have_no_ranks() -> None:
         {"kind": "remove", "visits": [visit], "prediction": visit / 10, "excess": [0.0, 0.0]} for visit in range(6)
     ]
     assert _prediction_ranks(records) == {}
+
+
+def test_drops_and_loops_are_ranked_beside_what_block_influence_predicts() -> None:
+    drops = [
+        {"kind": "drop", "visits": [v, v + 1], "prediction": v / 10, "excess": [float(5 - v), float(5 - v)]}
+        for v in range(5)
+    ]
+    rescaled = [{**record, "kind": "drop_rescaled", "excess": [0.0, 1.0]} for record in drops]
+    loops = [
+        {"kind": "loop", "visits": [3, 4], "rounds": rounds, "branch_scale": scale, "prediction": 0.1 + start,
+         "excess": [(rounds - 1) * (0.1 + start)] * 2}
+        for start in (0.0, 0.05)
+        for rounds in (1, 2, 3)
+        for scale in {1.0, 1.0 / rounds}
+    ]  # fmt: skip
+    found = _prediction_ranks([*drops, *rescaled, *loops])
+    dropped = found["random sets of dropped layers"]
+    assert dropped["rank_correlation"] == pytest.approx(-1.0)
+    assert dropped["num"] == 5, "rescaled drops are another question"
+    assert found["looped spans"]["rank_correlation"] == pytest.approx(1.0)
+    assert found["looped spans"]["num"] == 4, "R = 1 changes nothing, and updates over R add up to what they were"

@@ -123,12 +123,15 @@ def intervene(
         scrambled = prepare(subject, passages_of(reordered, located.device))
         mixed = _null(subject, scrambled, ledger, half, seed, telling, "shuffled")
     records = [*alone, *spans, *loops]
+    bulk = tuple(range(num_visits)[bulk_layers(num_visits)])
+    # Measured as evidence, so the ledger holds them.
+    drops = measure(subject, texts, drop_interventions(bulk, settings.num_draws, seed), ledger)
     return {
         "definitions": DEFINITIONS,
         "num_visits": num_visits,
         "num_rows": sum(len(text.losses.loss) for text in texts),
         "num_tokens": sum(int(text.passage.counted.sum()) for text in texts),
-        "bulk": list(range(num_visits))[bulk_layers(num_visits)],
+        "bulk": list(bulk),
         "verdict": verdict_of(found, at_random, untrained).to_dict(),
         "evidence": {
             "model": found.to_dict(),
@@ -137,7 +140,7 @@ def intervene(
             "shuffled": None if mixed is None else mixed.to_dict(),
         },
         "interventions": [_summary(record, seed) for record in records],
-        "prediction_ranks": _prediction_ranks(records),
+        "prediction_ranks": _prediction_ranks([*records, *drops]),
         "later_change": [record["later_change"] for record in alone if record["kind"] == "remove"],
         "similarity": None if similarity is None else similarity.to_dict(),
         "groups": groups,
@@ -215,19 +218,29 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 
 def _prediction_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Spearman's rank correlation of excess loss and block influence, by kind, over bulk and ends together."""
+    """Spearman's rank correlation of excess loss and block influence, by kind, over bulk and ends together.
+
+    A span that is looped R times is visited R - 1 times more than before, and so predicted. Loops whose updates are
+    divided by R are left out: their updates add up to what they were.
+    """
+    asked = {
+        f"{words} {name}": [r for r in records if r["kind"] == kind and _is_single(r) == single]
+        for kind, words in (("remove", "removed"), ("repeat", "repeated"), ("swap", "swapped"))
+        for name, single in (("layers", True), ("spans", False))
+    }
+    asked["random sets of dropped layers"] = [r for r in records if r["kind"] == "drop"]
+    loops = [r for r in records if r["kind"] == "loop" and r["branch_scale"] == 1.0 and r["rounds"] > 1]
+    asked["looped spans"] = [{**r, "prediction": (r["rounds"] - 1) * r["prediction"]} for r in loops]
     found: dict[str, dict[str, Any]] = {}
-    for kind, words in (("remove", "removed"), ("repeat", "repeated"), ("swap", "swapped")):
-        for name, single in (("layers", True), ("spans", False)):
-            own = [r for r in records if r["kind"] == kind and _is_single(r) == single]
-            pairs = [(r["prediction"], mean_of_rows(_known(r["excess"])).value) for r in own]
-            pairs = [pair for pair in pairs if None not in pair and all(map(math.isfinite, pair))]
-            # Where all costs or all predictions are equal there are no ranks.
-            if len(pairs) >= 4 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True)):
-                result = spearmanr(*zip(*pairs, strict=True))
-                found[f"{words} {name}"] = {
-                    "rank_correlation": float(result.statistic),
-                    "p_value": float(result.pvalue),
-                    "num": len(pairs),
-                }
+    for name, own in asked.items():
+        pairs = [(r["prediction"], mean_of_rows(_known(r["excess"])).value) for r in own]
+        pairs = [pair for pair in pairs if None not in pair and all(map(math.isfinite, pair))]
+        # Where all costs or all predictions are equal there are no ranks.
+        if len(pairs) >= 4 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True)):
+            result = spearmanr(*zip(*pairs, strict=True))
+            found[name] = {
+                "rank_correlation": float(result.statistic),
+                "p_value": float(result.pvalue),
+                "num": len(pairs),
+            }
     return found
