@@ -9,12 +9,27 @@ from typing import Annotated, Any
 import typer
 
 from depthscale.cli.extras import require_lm
+from depthscale.cli.model_options import (
+    AllowBin,
+    AsJson,
+    BlocksPath,
+    DeviceMap,
+    Dtype,
+    GgufFile,
+    HeadPath,
+    Home,
+    Model,
+    NormPath,
+    Revision,
+    Tokenizer,
+    TrustRemoteCode,
+)
 
 LEDGER_FILE = "interventions.jsonl"
 
 
 def intervene(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder or a run of depthscale.")],
+    model: Model,
     corpus: Annotated[str, typer.Option(help="As for probe.")] = "stdlib",
     subset: Annotated[str | None, typer.Option(help="Configuration of a streamed data set.")] = None,
     text_field: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
@@ -26,18 +41,18 @@ def intervene(
     similarity_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the similarity map; 0 leaves it out.")] = 512,
     nulls: Annotated[bool, typer.Option(help="Measure the nulls; without them there is no verdict.")] = True,
     seed: Annotated[int, typer.Option(help="Of documents, choices, shuffles and the untrained weights.")] = 0,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
-    dtype: Annotated[str, typer.Option(help="Weights in memory, as for probe.")] = "float32",
-    device_map: Annotated[str | None, typer.Option(help="As transformers takes it.")] = None,
-    gguf_file: Annotated[str | None, typer.Option(help="A GGUF file of the model.")] = None,
-    allow_bin: Annotated[bool, typer.Option("--allow-bin", help="Read .bin weights, weights_only.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="Another place for the tokenizer.")] = None,
-    blocks_path: Annotated[str | None, typer.Option(help="Blocks of an unknown architecture.")] = None,
-    norm_path: Annotated[str | None, typer.Option(help="Its norm before the head, or none.")] = None,
-    head_path: Annotated[str | None, typer.Option(help="Its head.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the results; default probes/MODEL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device_map: DeviceMap = None,
+    gguf_file: GgufFile = None,
+    allow_bin: AllowBin = False,
+    trust_remote_code: TrustRemoteCode = False,
+    tokenizer: Tokenizer = None,
+    blocks_path: BlocksPath = None,
+    norm_path: NormPath = None,
+    head_path: HeadPath = None,
+    out: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Remove, swap, repeat, drop and loop layers, beside the nulls, and say which regime the evidence is for."""
     require_lm("intervene")

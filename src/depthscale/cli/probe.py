@@ -9,6 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from depthscale.cli.extras import require_lm
+from depthscale.cli.model_options import (
+    AllowBin,
+    AsJson,
+    BlocksPath,
+    DeviceMap,
+    Dtype,
+    GgufFile,
+    HeadPath,
+    Home,
+    NormPath,
+    Tokenizer,
+    TrustRemoteCode,
+)
 
 if TYPE_CHECKING:
     from depthscale.probing.settings import ProbeRecipe
@@ -41,34 +54,24 @@ def probe(
     no_lenses: Annotated[bool, typer.Option("--no-lenses", help="Leave early-exit losses out.")] = False,
     no_sublayers: Annotated[bool, typer.Option("--no-sublayers", help="Do not tell attention and MLP apart.")] = False,
     keep_tokens: Annotated[bool, typer.Option("--keep-tokens", help="Also write single tokens to Parquet.")] = False,
-    dtype: Annotated[
-        str | None, typer.Option(help="Weights in memory: float32 (default), float64, bfloat16, float16 or auto.")
-    ] = None,
-    device_map: Annotated[str | None, typer.Option(help="As transformers takes it, such as auto or cuda:0.")] = None,
+    dtype: Dtype = None,
+    device_map: DeviceMap = None,
     revisions: Annotated[
         str | None, typer.Option(help="Branches, tags or commits, such as step1000,step2000; of a folder, subfolders.")
     ] = None,
-    gguf_file: Annotated[
-        str | None, typer.Option(help="A GGUF file of the model, taken out of its quantization.")
-    ] = None,
-    allow_bin: Annotated[
-        bool, typer.Option("--allow-bin", help="Read .bin weights, through torch's weights_only=True.")
-    ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the weights.")
-    ] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="Another place for the tokenizer.")] = None,
-    blocks_path: Annotated[
-        str | None, typer.Option(help="Blocks of an unknown architecture, such as model.layers; several by commas.")
-    ] = None,
-    norm_path: Annotated[str | None, typer.Option(help="Its norm before the head, or none.")] = None,
-    head_path: Annotated[str | None, typer.Option(help="Its head; default what the model says.")] = None,
+    gguf_file: GgufFile = None,
+    allow_bin: AllowBin = False,
+    trust_remote_code: TrustRemoteCode = False,
+    tokenizer: Tokenizer = None,
+    blocks_path: BlocksPath = None,
+    norm_path: NormPath = None,
+    head_path: HeadPath = None,
     family: Annotated[
         bool, typer.Option("--family", help="Fit mean angle and update over the models against their depth.")
     ] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, such as probe.seed=1.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the results; default probes/MODEL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of tables.")] = False,
+    out: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how states and updates change from layer to layer, and what an early exit would lose."""
     require_lm("probe")

@@ -9,6 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from depthscale.cli.extras import require_lm
+from depthscale.cli.model_options import (
+    AllowBin,
+    AsJson,
+    BlocksPath,
+    DeviceMap,
+    Dtype,
+    GgufFile,
+    HeadPath,
+    Home,
+    Model,
+    NormPath,
+    Revision,
+    Tokenizer,
+    TrustRemoteCode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +35,7 @@ LEDGER_FILE = "trace.jsonl"
 
 
 def trace(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder or a run of depthscale.")],
+    model: Model,
     prompts: Annotated[
         Path, typer.Argument(metavar="PROMPTS.jsonl", help='Lines such as {"prompt": …, "subject": …, "answer": …}.')
     ],
@@ -29,18 +44,18 @@ def trace(
     rows: Annotated[int, typer.Option(min=1, help="States restored side by side.")] = 32,
     seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
     bos: Annotated[str, typer.Option(help="Beginning-of-sequence token first: auto, always or never.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
-    dtype: Annotated[str, typer.Option(help="Weights in memory, as for probe.")] = "float32",
-    device_map: Annotated[str | None, typer.Option(help="As transformers takes it.")] = None,
-    gguf_file: Annotated[str | None, typer.Option(help="A GGUF file of the model.")] = None,
-    allow_bin: Annotated[bool, typer.Option("--allow-bin", help="Read .bin weights, weights_only.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="Another place for the tokenizer.")] = None,
-    blocks_path: Annotated[str | None, typer.Option(help="Blocks of an unknown architecture.")] = None,
-    norm_path: Annotated[str | None, typer.Option(help="Its norm before the head, or none.")] = None,
-    head_path: Annotated[str | None, typer.Option(help="Its head.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the results; default probes/MODEL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device_map: DeviceMap = None,
+    gguf_file: GgufFile = None,
+    allow_bin: AllowBin = False,
+    trust_remote_code: TrustRemoteCode = False,
+    tokenizer: Tokenizer = None,
+    blocks_path: BlocksPath = None,
+    norm_path: NormPath = None,
+    head_path: HeadPath = None,
+    out: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Add noise to a subject's embeddings and put one clean state at a time back."""
     require_lm("trace")
