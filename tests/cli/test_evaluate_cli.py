@@ -11,7 +11,7 @@ from command_line import run
 from tiny_run import make_run, write_corpus
 
 from depthscale.errors import DataError
-from depthscale.evaluation import harness
+from depthscale.evaluation import harness, harness_tasks
 
 torch.set_num_threads(1)
 
@@ -230,7 +230,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     def unreachable(*arguments: object, **named: object) -> None:
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(harness.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(harness_tasks.HfApi, "dataset_info", unreachable)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert run(monkeypatch, "evaluate", str(trained), *arguments) == 2
     assert words in last_line(capsys.readouterr().err)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from depthscale.errors import ConfigError, DataError
-from depthscale.evaluation import harness
+from depthscale.evaluation import harness, harness_tasks
 from depthscale.evaluation.checkpoint import load_model
 from depthscale.evaluation.harness import PromptCount, run_tasks
 from depthscale.evaluation.local_tasks import Item, make_items, pieces_of, write_local_tasks
@@ -235,7 +235,7 @@ def test_shots_and_limits(local: Any) -> None:
 
 def test_the_papers_group_is_its_eight_tasks_by_accuracy() -> None:
     """Source: DeepLoop, arXiv 2607.13491: mean of acc over these eight."""
-    manager = harness._task_manager([PAPER_GROUP], None)
+    manager = harness_tasks.task_manager([PAPER_GROUP], None)
     group = manager._index[PAPER_GROUP].cfg
     named = ["arc_challenge", "arc_easy", "hellaswag", "openbookqa", "piqa", "sciq", "social_iqa", "winogrande"]
     assert group["task"] == named == list(MEMBERS[PAPER_GROUP])
@@ -325,7 +325,7 @@ def test_a_network_task_without_a_network_is_one_line(
     def unreachable(*arguments: object, **named: object) -> None:
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(harness.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(harness_tasks.HfApi, "dataset_info", unreachable)
     with pytest.raises(DataError, match=r"deeploop cannot be fetched.*--tasks local") as caught:
         run_tasks(load_model(target.checkpoint), held_out.data.tokenizer, [PAPER_GROUP], local_directory=None)
     assert "\n" not in str(caught.value)

@@ -88,7 +88,7 @@ def evaluate(
     if exits:
         loop_of(model.config)
     if names:
-        from depthscale.evaluation.harness import require_known
+        from depthscale.evaluation.harness_tasks import require_known
 
         require_known(names)
     held_out = held_out_data(found, corpus, model.config.max_position_embeddings) if wants_text else None
