@@ -133,7 +133,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
 
 
 @given(model_shape=shapes())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_parameters_are_exact_for_any_shape(model_shape: ModelShape) -> None:
     model = build(model_shape)
     count = count_parameters(model_shape)
@@ -143,14 +143,14 @@ def test_parameters_are_exact_for_any_shape(model_shape: ModelShape) -> None:
 
 
 @given(model_shape=shapes())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_flops_are_exact_for_any_shape(model_shape: ModelShape) -> None:
     flops = flops_per_token(model_shape, CONTEXT)
     assert (flops.forward, flops.training) == measure(model_shape)
 
 
 @given(model_shape=shapes(), rounds=st.integers(1, 6), context=st.integers(1, 4096))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_budgets_grow_with_every_size(model_shape: ModelShape, rounds: int, context: int) -> None:
     flops = flops_per_token(model_shape, context)
     assert flops_per_token(model_shape, context + 1).training > flops.training

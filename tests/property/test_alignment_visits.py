@@ -81,7 +81,7 @@ def count_calls(steps: list[object], cell: int) -> int:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs)
 @example([("checkpoint", [("plain", 0), ("reentrant", 0)])])
 @example([("reentrant", [("plain", 0), ("checkpoint", 0)]), ("plain", 0)])
@@ -109,7 +109,7 @@ def test_sums_over_visits_are_autograds_gradient(steps: list[object]) -> None:
             torch.testing.assert_close(total, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 1000))
 def test_kappa_lies_between_zero_and_the_number_of_visits(visits: int, size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -56,7 +56,7 @@ def depth_rows(depth_power: float, scatter: float, noise: float, seed: int = 0) 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=IDS)
 @given(exponent=st.integers(-9, 9), other=st.integers(-9, 9), loss_unit=st.sampled_from([1.0, 1 / np.log(2), 1e-3]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_exponents_do_not_depend_on_units(objective: Objective, exponent: int, other: int, loss_unit: float) -> None:
     # gh/scipy/scipy/issues/8369: results that depend on units.
     data = grid()
@@ -91,7 +91,7 @@ def natural_after(found: Fit, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=IDS)
 @given(seed=st.integers(0, 2**16))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_a_perturbed_optimum_returns(objective: Objective, seed: int) -> None:
     # A start on the published answer would hide a fitter that does not move.
     found = fit(CHINCHILLA, grid(), objective)
@@ -104,7 +104,7 @@ def test_a_perturbed_optimum_returns(objective: Objective, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**16))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_starts_do_not_know_the_answer(seed: int) -> None:
     data = grid(seed=seed)
     found = fit(CHINCHILLA, data)
@@ -114,7 +114,7 @@ def test_starts_do_not_know_the_answer(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**16), copies=st.integers(2, 4))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_duplicated_rows_leave_cluster_errors_alone(seed: int, copies: int) -> None:
     generator = np.random.default_rng(seed)
     data = dataclasses.replace(grid(seed=seed % 100), groups=generator.integers(12, size=64))
@@ -193,7 +193,7 @@ def test_a_floor_on_its_bound_is_certified_and_named() -> None:
     shares=st.tuples(st.floats(0.1, 2.0), st.floats(0.1, 2.0)),
     exponents=st.tuples(st.floats(0.2, 0.6), st.floats(0.2, 0.6)),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_exact_rows_give_their_parameters_back_and_files_keep_them(
     floor: float, shares: tuple[float, float], exponents: tuple[float, float]
 ) -> None:

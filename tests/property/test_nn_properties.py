@@ -22,7 +22,6 @@ documents = st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), min_si
 
 
 @given(mask=rows, ids=documents, with_mask=st.booleans(), with_documents=st.booleans())
-@settings(deadline=None)
 def test_the_pattern_is_what_its_words_say(
     mask: list[list[bool]], ids: list[list[int]], with_mask: bool, with_documents: bool
 ) -> None:
@@ -42,7 +41,6 @@ def test_the_pattern_is_what_its_words_say(
 
 
 @given(mask=rows)
-@settings(deadline=None)
 def test_real_tokens_are_numbered_from_zero_whatever_the_padding(mask: list[list[bool]]) -> None:
     positions = default_position_ids(torch.tensor(mask, dtype=torch.long), 6, torch.device("cpu"))
     for row, kept in zip(positions, mask, strict=True):
@@ -51,7 +49,6 @@ def test_real_tokens_are_numbered_from_zero_whatever_the_padding(mask: list[list
 
 
 @given(data=st.data())
-@settings(deadline=None)
 def test_losses_of_any_split_add_up_to_the_whole(data: st.DataObject) -> None:
     batch = data.draw(st.integers(1, 6))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -66,7 +63,6 @@ def test_losses_of_any_split_add_up_to_the_whole(data: st.DataObject) -> None:
 
 
 @given(alpha=st.floats(0.1, 100), seed=st.integers(0, 99), size=st.floats(0, 10))
-@settings(deadline=None)
 def test_a_post_norm_stream_has_rms_one_at_any_skip_scale(alpha: float, seed: int, size: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(4, 16, generator=generator, dtype=torch.float64)
@@ -88,7 +84,7 @@ segments = st.builds(
 
 
 @given(plan=st.builds(DepthPlan, st.lists(segments, min_size=1, max_size=3).map(tuple)), rounds=st.integers(1, 4))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_model_makes_the_visits_of_its_plan(plan: DepthPlan, rounds: int) -> None:
     """Blocks are called in the plan's order, with gradient exactly where the plan says a visit carries one."""
     torch.manual_seed(0)

@@ -47,7 +47,7 @@ def test_document_ids_and_labels_follow_the_documents(documents, context_length,
             assert row["labels"][position] == expected
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.sampled_from(TOKENIZERS))
 def test_the_stream_decodes_to_the_documents(texts, tokenizer):
     stream, starts = pack_stream(

@@ -37,7 +37,7 @@ CHANGES: dict[str, Callable[[DynamicLayer], object]] = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 90), st.sampled_from(sorted(CHANGES))), min_size=1, max_size=8))
 def test_it_holds_what_a_concatenating_slot_holds(steps: list[tuple[int, str]]) -> None:
     slot, peer = GrowingSlot(), DynamicLayer()

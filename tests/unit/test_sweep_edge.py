@@ -89,7 +89,7 @@ def test_one_mixed_exponent_between_none_and_all_is_a_step_at_it() -> None:
     assert 0.40 < edge.lower < 0.45 < edge.upper < 0.50
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=4), st.sampled_from([1.0, 10.0, 1000.0]))
 def test_units_of_the_exponent_do_not_matter(trained: list[int], unit: float) -> None:
     exponents = [0.3, 0.4, 0.5, 0.6]
