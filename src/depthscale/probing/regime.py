@@ -14,6 +14,7 @@ depthscale's: ``benchmarks/probe_regime.py`` on teachers whose regime is known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -251,6 +252,8 @@ def _undecided(conditions: dict[Regime, tuple[Condition, ...]]) -> str:
 
 
 def _words(measured: Measured) -> str:
+    if math.isnan(measured.value):
+        return "not to be had from so few layers or documents"
     if not measured.has_interval:
         return f"{measured.value:.3g} (no interval)"
     return f"{measured.value:.3g} [{measured.low:.3g}, {measured.high:.3g}]"
