@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from spread import spread
 from torch import Tensor
 
 from depthscale.alignment.measure import looped_forward, measure_looped_model
@@ -135,14 +136,13 @@ def measure(shape: dict[str, Any], repeats: int) -> dict[str, list[float]]:
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest over the repeats of the ratio within a repeat."""
-    found = [time / other for time, other in zip(times, others, strict=True)]
-    return {"median": statistics.median(found), "lowest": min(found), "highest": max(found)}
+    """Of the ratio within a repeat, over the repeats."""
+    return spread([time / other for time, other in zip(times, others, strict=True)])
 
 
 def words(found: Mapping[str, float]) -> str:
     """Such as "1.12 x (1.08 to 1.20)"."""
-    return f"{found['median']:6.2f} x ({found['lowest']:.2f} to {found['highest']:.2f})"
+    return f"{found['median']:6.2f} x ({found['smallest']:.2f} to {found['largest']:.2f})"
 
 
 def main() -> None:

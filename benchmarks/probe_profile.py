@@ -38,6 +38,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from live_tensors import PeakLiveBytes
+from spread import spread
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -211,11 +212,6 @@ def peak_bytes(function: Callable[[], object]) -> int:
     with PeakLiveBytes() as counted:
         function()
     return counted.peak
-
-
-def spread(ratios: Sequence[float]) -> dict[str, float]:
-    """Median and ends."""
-    return {"median": statistics.median(ratios), "smallest": min(ratios), "largest": max(ratios)}
 
 
 def main() -> None:

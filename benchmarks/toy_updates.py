@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from spread import spread
 from torch import Tensor, nn
 
 from depthscale.toy.config import LossConfig, TeacherConfig, TrainConfig
@@ -115,11 +116,6 @@ def seconds(update: Callable[[], None]) -> float:
     start = time.process_time()
     update()
     return time.process_time() - start
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and ends."""
-    return {"median": statistics.median(values), "smallest": min(values), "largest": max(values)}
 
 
 def main() -> None:
