@@ -9,6 +9,8 @@ import pytest
 from command_line import one_line, run
 from tiny_run import write_corpus
 
+from depthscale.cli.price_table import print_price
+
 STUDY = """
 [plan]
 blocks = 1
@@ -168,3 +170,19 @@ def test_a_matched_arm_is_not_trained_at_the_base_runs_length(
 ) -> None:
     assert run(monkeypatch, "train", str(study), "--arm", "pre_longer", "--dry-run") == 2
     assert "arm 'pre_longer' has no steps of its own" in one_line(capsys.readouterr().err)
+
+
+def test_the_price_keeps_the_names_of_arms_whole_on_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cell = {"arm": "deeploop_sandwich", "rounds": 18, "budget": 6800, "steps": 118130, "tokens": 60_480_000,
+            "tokens_per_parameter": 1265.6, "runs": 5, "tuning_runs": 3, "tuning_runs_at_most": 4,
+            "seconds_per_run": 7_500.0, "core_hours_at_most": 16.67}  # fmt: skip
+    price = {"name": "wide", "cells": [cell], "runs": 5, "tuning_runs": 3, "tuning_runs_at_most": 4,
+             "core_hours": 16.0, "core_hours_at_most": 18.0, "seconds_from": "a probe", "num_seeds": 5,
+             "sd_nats": 0.05, "sd_from": "a guess", "smallest_detectable_nats": 0.09, "enough_pairs": True}  # fmt: skip
+    print_price(price, workers=2)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "deeploop_sandwich" in line]
+    assert row.split() == ["deeploop_sandwich", "18", "6,800", "118,130", "60.48", "M", "1265.6", "5", "3–4",
+                           "125.0", "16.67"]  # fmt: skip

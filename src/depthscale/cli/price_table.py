@@ -13,10 +13,11 @@ from rich.table import Table
 def print_price(price: Mapping[str, Any], workers: int) -> None:
     """One line a cell, then what the study costs altogether and the smallest difference that it could show."""
     budgets = any(cell["budget"] for cell in price["cells"])
-    table = Table(title=f"{price['name']}: what it would cost")
+    # Without rules between its columns, so that the names of arms stay whole on 80 columns.
+    table = Table(title=f"{price['name']}: what it would cost", box=None, padding=(0, 1, 0, 0))
     table.add_column("arm", overflow="fold")
-    for column in ("R", *(["budget"] if budgets else []), "steps", "tokens", "per par.", "runs", "tuning", "min a run",
-                   "core-h"):  # fmt: skip
+    for column in ("R", *(["budget"] if budgets else []), "steps", "tokens", "per\npar.", "runs", "tuning",
+                   "min\na run", "core-h"):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
     for cell in price["cells"]:
         table.add_row(

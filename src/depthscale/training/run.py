@@ -45,6 +45,7 @@ from depthscale.training.progress import ProgressBar
 from depthscale.training.recorder import TrainingRecorder
 from depthscale.training.result import training_result
 from depthscale.training.start import continue_from
+from depthscale.training.subnormals import flushed_subnormals
 from depthscale.training.tensorboard import tensorboard_callback
 from depthscale.training.trainer import LoopedTrainer, checkpoints
 
@@ -86,7 +87,7 @@ def train_run(
     state_directory = directory / TRAINING_STATE
     try:
         state_directory.mkdir(parents=True, exist_ok=True)
-        with _lock(state_directory), graceful_interruption() as interruption:
+        with _lock(state_directory), graceful_interruption() as interruption, flushed_subnormals():
             # Only now, when nothing can be wrong with the input any more, is the directory this run's own.
             if is_first_process():
                 write_toml(directory / CONFIG_FILE, config)
