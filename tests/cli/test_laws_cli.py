@@ -129,7 +129,9 @@ def test_a_law_of_ones_own_on_a_study(
     assert result["card"]["tokenizer"] is not None
     # Seeds differ by 0.03 nats: z = 0.5 is recovered to a few tenths.
     assert result["fit"]["parameters"]["z"] == pytest.approx(0.5, abs=0.3)
-    assert run(monkeypatch, "fit", str(study), *arguments) == 0
+    assert run(monkeypatch, "fit", str(study), *arguments, "--arm", "deep*") == 0
+    assert "24 of 24 rows" in capsys.readouterr().out
+    assert run(monkeypatch, "fit", str(study), *arguments, "--arm", "*") == 0
     assert "rows mix deeploop (post), unscaled (pre)" in capsys.readouterr().out
     assert run(monkeypatch, "fit", str(study), *arguments, "--arm", "per") == 2
     assert "no trained run of arm 'per'" in one_line(capsys.readouterr().err)

@@ -13,7 +13,9 @@ def compare_laws(
     data: Annotated[
         list[Path], typer.Argument(help="A CSV or Parquet table, or study and run directories of depthscale.")
     ],
-    reference: Annotated[str, typer.Option(help="The arm that compute is saved against.")],
+    reference: Annotated[
+        str, typer.Option(help="The arm that compute is saved against; of studies also a pattern, such as stacked_*.")
+    ],
     new: Annotated[str, typer.Option(help="The other arm.")],
     law: Annotated[
         str, typer.Option(help="Name of a law, such as width_depth_tokens or chinchilla, or a TOML file with one.")
@@ -44,6 +46,7 @@ def compare_laws(
     """Fit one law to two arms at once: which parameters differ, compute saved at equal loss, crossing points."""
     from depthscale.cli.compare_laws_tables import print_comparison
     from depthscale.cli.fit_input import read_law, read_objective, read_rows
+    from depthscale.cli.folder_name import slug
     from depthscale.errors import ConfigError
     from depthscale.laws.card import DataCard
     from depthscale.laws.comparison_analysis import compare_rows
@@ -77,7 +80,7 @@ def compare_laws(
         level,
     )
     result: dict[str, Any] = {"sources": sources, "columns": columns, "notes": notes, **answers}
-    path = write_result(out or Path("runs") / f"laws-{new}-{reference}", "law_comparison", result)
+    path = write_result(out or Path("runs") / slug(f"laws-{new}-{reference}"), "law_comparison", result)
     if as_json:
         typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
         return

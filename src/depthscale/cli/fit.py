@@ -31,7 +31,9 @@ def fit(
     level: Annotated[float, typer.Option(help="Of every interval.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     validation: Annotated[bool, typer.Option(help="Hold rows, architectures and the largest budgets out.")] = True,
-    arm: Annotated[str | None, typer.Option(help="Of a study only the runs of this arm.")] = None,
+    arm: Annotated[
+        str | None, typer.Option(help="Of a study only the runs of this arm, or of those that match, such as looped_*.")
+    ] = None,
     annealed: Annotated[
         bool | None, typer.Option("--annealed/--not-annealed", help="Every learning rate was decayed to its end.")
     ] = None,

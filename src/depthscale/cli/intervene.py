@@ -60,9 +60,9 @@ def intervene(
     from transformers.utils.logging import disable_progress_bar
 
     from depthscale.cli.evidence_progress import evidence_progress
+    from depthscale.cli.folder_name import slug
     from depthscale.cli.intervene_tables import print_interventions
     from depthscale.cli.probe_model import describe_model, model_settings, note_shortfall, open_model, write_figures
-    from depthscale.cli.probe_run import slug
     from depthscale.cli.probe_texts import read_texts
     from depthscale.probing.corpus import RowCounts, document_batches, special_tokens
     from depthscale.probing.intervention_result import RESULT_KIND, InterventionSettings

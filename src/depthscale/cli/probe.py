@@ -78,8 +78,9 @@ def probe(
     from rich.console import Console
     from transformers.utils.logging import disable_progress_bar
 
+    from depthscale.cli.folder_name import slug
     from depthscale.cli.probe_family_tables import print_family
-    from depthscale.cli.probe_run import probe_models, slug
+    from depthscale.cli.probe_run import probe_models
     from depthscale.cli.probe_tables import print_probe
     from depthscale.probing.family import write_family
     from depthscale.reports.probe_report import build_probe_report

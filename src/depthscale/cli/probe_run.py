@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from depthscale.cli.folder_name import slug
+
 if TYPE_CHECKING:
     from depthscale.probing.corpus import RowCounts
     from depthscale.probing.settings import ProbeRecipe
@@ -37,11 +39,6 @@ def probe_models(recipe: ProbeRecipe, directory: Path, console: Console) -> list
         _write_series(home, name, series, console)
         found += series
     return found
-
-
-def slug(name: str) -> str:
-    """A model's or revision's name as the name of a folder."""
-    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in name).strip("-.") or "model"
 
 
 def _probe_one(recipe: ProbeRecipe, name: str, revision: str | None, home: Path, console: Console) -> Path:

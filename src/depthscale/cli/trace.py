@@ -64,9 +64,9 @@ def trace(
     from transformers.utils.logging import disable_progress_bar
 
     from depthscale.cli.evidence_progress import evidence_progress
+    from depthscale.cli.folder_name import slug
     from depthscale.cli.intervene_tables import shown
     from depthscale.cli.probe_model import describe_model, model_settings, open_model, write_figures
-    from depthscale.cli.probe_run import slug
     from depthscale.probing.causal_trace import RESULT_KIND, TraceSettings
     from depthscale.probing.causal_trace import trace as trace_prompts
     from depthscale.probing.corpus import special_tokens

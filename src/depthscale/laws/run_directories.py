@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
 
     Args:
         directories: each a study or a run.
-        arm: of studies only the runs of this arm.
+        arm: of studies only the runs of this arm, or of every arm that matches, such as ``looped_*``.
 
     Raises:
         DataError: no run has a result, or their losses do not compare (other text, other tokenizer).
@@ -74,7 +75,7 @@ def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:
     if (directory / STUDY_FILE).exists():
         everything = sorted(path for path in (directory / "runs").glob("*") if path.is_dir())
         if arm is not None:
-            everything = [p for p in everything if (match := _RUN_NAME.fullmatch(p.name)) and match["arm"] == arm]
+            everything = [path for path in everything if _is_of(path, arm)]
         runs = [path for path in everything if result_path(path, "training").exists()]
         if not runs:
             of = f" of arm '{arm}'" if arm else ""
@@ -83,6 +84,11 @@ def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:
     if result_path(directory, "training").exists():
         return [directory], 0
     raise DataError(f"{directory} is neither a study nor a run with a training result")
+
+
+def _is_of(path: Path, arm: str) -> bool:
+    match = _RUN_NAME.fullmatch(path.name)
+    return match is not None and fnmatchcase(match["arm"], arm)
 
 
 def _row(path: Path, training: Mapping[str, Any]) -> dict[str, float]:
