@@ -142,6 +142,7 @@ def test_a_study(
     ("arguments", "message"),
     [
         (("--rounds", "0,2"), "expected whole numbers of at least 1"),
+        (("--rounds", "9" * 5000), "expected whole numbers of at least 1"),
         (("--split", "tunning"), "did you mean 'tuning'"),
         (("--set", "model.rul=deeploop"), "did you mean 'model.rule'"),
     ],

@@ -257,3 +257,19 @@ def test_a_drawing_in_a_page_refers_to_itself_and_to_its_own_images() -> None:
     assert 'xlink:href="#chart-map-a"' in drawn
     assert "url(#chart-map-a)" in drawn
     assert 'xlink:href="data:image/png;base64,AAAA"' in drawn
+
+
+def test_cells_of_one_arm_are_told_apart_by_their_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = write_synthetic_study(tmp_path / "study", study={"budgets": [300, 600]}, with_tuning=False)
+    document = json.loads((study / "study.json").read_text())
+    document["cells"] = [{**cell, "budget": budget} for cell in document["cells"] for budget in (300, 600)]
+    (study / "study.json").write_text(json.dumps(document))
+    for run in list((study / "runs").iterdir()):
+        cell, seed = run.name.rsplit("-", 1)
+        shutil.copytree(run, run.with_name(f"{cell}-t300-{seed}"))
+        run.rename(run.with_name(f"{cell}-t600-{seed}"))
+    monkeypatch.chdir(study)
+    page = Page(build_report(Path()).read_text(encoding="utf-8"))
+    for rows in ("deeploop600 steps1", "deeploop against pre, R = 4300 steps", "deeploop against pre600 steps"):
+        assert rows in page.text.replace("\n", "")
+    assert "depthscale report study" in page.text

@@ -10,6 +10,7 @@ import typer
 
 from depthscale.cli.alignment_study import measure_one_cell, run_study
 from depthscale.cli.extras import require_lm
+from depthscale.cli.whole_numbers import whole_numbers
 
 DEFAULT_ROUNDS = "1,2,4,8,16"
 
@@ -103,7 +104,7 @@ def _measure(
             measure_one_cell(target, overrides, out, as_json)
             return
         config = validate(RunConfig, tables, str(target))
-        counts = _counts(rounds or DEFAULT_ROUNDS)
+        counts = sorted(set(whole_numbers("--rounds", rounds or DEFAULT_ROUNDS)))
         data = prepare_data(**config.data.model_dump())
         points = arms.setdefault(f"{config.model.norm_placement} {config.model.rule}", [])
         for point in initialization_points(config, data, counts, seeds, settings):
@@ -155,12 +156,3 @@ def _finished_runs(study: Path, notes: list[str]) -> list[tuple[str, Path]]:
     if not found:
         raise ResultError(f"every run of {study} diverged; there is nothing to measure")
     return found
-
-
-def _counts(text: str) -> list[int]:
-    from depthscale.errors import ConfigError
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise ConfigError(f"--rounds came as '{text}'; expected whole numbers of at least 1, such as {DEFAULT_ROUNDS}")
-    return sorted({int(part) for part in parts})

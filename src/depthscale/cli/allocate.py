@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from depthscale.cli.whole_numbers import whole_numbers
+
 #: Where neither the user nor the fit says otherwise; both are named in the answer.
 _VOCABULARY = 32_000
 _CONTEXT = 2048
@@ -87,7 +89,8 @@ def allocate(
         gated=gated,
         embeddings_counted=bool(card["embeddings_counted"]),
     )
-    wish = Wish(spending, template, unique_tokens, _rounds(rounds), aspect, level)
+    counts = None if rounds is None else tuple(sorted(set(whole_numbers("--rounds", rounds))))
+    wish = Wish(spending, template, unique_tokens, counts, aspect, level)
     forms, left_out = make_forms(chosen, offset, replicates)
     result, _ = recommend(forms, wish)
     # How often such intervals held the largest budgets when those were left out of the fit.
@@ -119,14 +122,3 @@ def _facts(stored: dict[str, Any], fit_dir: Path) -> tuple[dict[str, Any], float
         return card, float(stored["level"]), float(stored["cut"]["depth_offset"]), str(stored["created"])
     except (KeyError, TypeError, ValueError) as error:
         raise ResultError(f"the fit result of {fit_dir} is damaged ({error!r}); run 'depthscale fit' again") from error
-
-
-def _rounds(text: str | None) -> tuple[int, ...] | None:
-    from depthscale.errors import ConfigError
-
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--rounds came as '{text}'; expected whole numbers of at least 1, such as 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from depthscale.cli.extras import require_extra, require_lm
+from depthscale.cli.whole_numbers import whole_numbers
 
 
 def evaluate(
@@ -45,7 +46,7 @@ def evaluate(
     require_lm("evaluate")
     if tasks is not None:
         require_extra("evaluate --tasks", "eval")
-    num_fewshot = None if shots is None else _counts("--shots", shots, lowest=0)
+    num_fewshot = None if shots is None else whole_numbers("--shots", shots, lowest=0)
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     import torch
     from rich.console import Console
@@ -67,7 +68,7 @@ def evaluate(
     from depthscale.runs.task_names import LOCAL_NAMES
     from depthscale.training.held_out import held_out_data
 
-    counts = None if rounds is None else _counts("--rounds", rounds, lowest=1, highest=MAX_ROUNDS)
+    counts = None if rounds is None else whole_numbers("--rounds", rounds, highest=MAX_ROUNDS)
     if tasks is not None and not names:
         raise ConfigError(f"--tasks came as '{tasks}'; expected names, such as local or local,deeploop")
     if tasks is None and (shots is not None or limit is not None):
@@ -155,17 +156,3 @@ def evaluate(
     for kind, show in (("evaluation", print_evaluation), ("tasks", print_tasks)):
         if kind in results:
             show(results[kind])
-
-
-def _counts(option: str, text: str, lowest: int, highest: int | None = None) -> list[int]:
-    from depthscale.errors import ConfigError
-
-    parts = [part.strip() for part in text.split(",")]
-    # Ten digits are beyond every bound; Python refuses to read thousands of them.
-    counts = [int(part) for part in parts if part.isdecimal() and len(part) < 10]
-    if len(counts) < len(parts) or min(counts) < lowest or (highest is not None and max(counts) > highest):
-        upper = "" if highest is None else f" and at most {highest}"
-        raise ConfigError(
-            f"{option} came as '{text}'; expected whole numbers of at least {lowest}{upper}, such as 1,2,4"
-        )
-    return counts

@@ -11,7 +11,7 @@ from depthscale.errors import MissingExtraError
 #: What is imported from each extra.
 EXTRA_MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "lm": ("torch", "transformers", "accelerate", "tokenizers", "safetensors"),
+        "lm": ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "jaxtyping", "filelock"),
         "eval": ("lm_eval", "datasets"),
     }
 )

@@ -9,9 +9,12 @@ import typer
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="A directory of a study, a run or a fit.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(help="What a verb wrote: a study, a run, a fit, a sweep, an alignment study, a probe or a toy."),
+    ],
 ) -> None:
-    """Write the figures and the self-contained HTML report of a study, a run or a fit."""
+    """Write the figures and the self-contained HTML report of a directory from its result files alone."""
     from depthscale.reports.alignment_report import build_alignment_report
     from depthscale.reports.comparison_report import build_report
     from depthscale.reports.fit_report import build_fit_report

@@ -40,9 +40,8 @@ def build_report(study_directory: Path) -> Path:
             "again": data.comparison.get("again", []),
             "matched": data.study.get("matched_steps", []),
             "terms": TERMS,
-            "budgets": any(cell.budget for cell in data.cells),
             "title": f"{data.comparison['name']}: comparison",
-            "directory": study_directory.name,
+            "directory": study_directory.resolve().name,
             "study": data.study,
             "comparison": data.comparison,
             "verdict": [_lead_and_rest(sentence) for sentence in data.comparison["verdict"]],
@@ -118,6 +117,7 @@ def _group_row(cell: CellData) -> dict[str, Any] | None:
     return {
         "arm": cell.arm,
         "rounds": cell.rounds,
+        "budget": cell.budget,
         "num_runs": len(measured),
         "share_clipped": _mean(clipped),
         "distance": {
@@ -131,7 +131,8 @@ def _scales_row(cell: CellData) -> dict[str, Any] | None:
     if not cell.runs:
         return None
     training = cell.runs[0].training
-    return {"arm": cell.arm, "rounds": cell.rounds, "model": training["model"], "plan": training["plan"]}
+    told_apart = {"arm": cell.arm, "rounds": cell.rounds, "budget": cell.budget}
+    return {**told_apart, "model": training["model"], "plan": training["plan"]}
 
 
 def _versions(data: StudyData) -> dict[str, str]:

@@ -23,8 +23,9 @@ class DataConfig(ConfigPart):
         tokenizer: ``bytes``, ``bpe:N`` (trained on the training split; not for a stream), or a Hub id or path.
         text_field: field of a JSONL record, or column of a table, that holds the text.
         context_length: tokens per row.
-        tuning_fraction: share of documents on which learning rates are chosen; a stream has ``held_out_tokens``.
-        report_fraction: share of documents on which results are reported; never used to choose anything.
+        tuning_fraction: share of the bytes, in whole documents, on which learning rates are chosen; a stream has
+            ``held_out_tokens``.
+        report_fraction: likewise, on which results are reported; never used to choose anything.
         attend_across_documents: whether a token sees earlier documents of its row.
         train_tokens: of a stream: tokens that make the training split; a run that takes more begins a second epoch.
         held_out_tokens: of a stream: tokens of the tuning split and, again, of the report split, both taken from its

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +49,8 @@ def keep_until(path: Path, step: int) -> None:
         return
     kept = [record for record in read_metrics(path) if record.get("step", 0) <= step]
     atomic_write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def first_finite_loss(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """The first training loss in nats that was a number; None if none was."""
+    return next((r["loss_nats"] for r in records if r["kind"] == "train" and r["loss_nats"] is not None), None)

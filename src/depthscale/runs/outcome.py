@@ -37,3 +37,16 @@ def judge(divergence: str | None, tuning_losses: Sequence[float], unigram_floor:
     if best >= unigram_floor:
         return "stuck", f"best loss {best:.3f} never fell below the unigram floor {unigram_floor:.3f}"
     return "finished", f"best loss {best:.3f} is below the unigram floor {unigram_floor:.3f}"
+
+
+def divergence_reason(loss: float, first: float | None, factor: float) -> str | None:
+    """Why a training loss means divergence, or None where it does not.
+
+    Args:
+        loss: in nats.
+        first: the first finite training loss of the run in nats, None before there is one.
+        factor: how often the first loss a later one may be.
+    """
+    if first is not None and loss > factor * first:
+        return f"training loss {loss:.3g} exceeds {factor:g} times its start, {first:.3g}"
+    return None

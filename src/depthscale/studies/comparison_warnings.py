@@ -109,7 +109,7 @@ def _other_rates(study: Study) -> Iterable[str]:
         used = {run.training["optimization"]["lr"] for run in cell.runs.values()}
         if used - {cell.lr}:
             rates = ", ".join(f"{rate:g}" for rate in sorted(used))
-            yield f"{cell.arm} at R = {cell.rounds} ran at rate {rates}; the study planned {cell.lr:g}."
+            yield f"{cell.label} ran at rate {rates}; the study planned {cell.lr:g}."
 
 
 def _untrained_runs(study: Study) -> Iterable[str]:
@@ -118,7 +118,7 @@ def _untrained_runs(study: Study) -> Iterable[str]:
         ("diverged", "count at the larger of their last finite loss and the uniform loss ln V"),
     ):
         named = [
-            f"{found} of {len(cell.runs)} of {cell.arm} at R = {cell.rounds}"
+            f"{found} of {len(cell.runs)} of {cell.label}"
             for cell in study.cells
             if (found := sum(run.outcome == outcome for run in cell.runs.values()))
         ]

@@ -13,8 +13,8 @@ from depthscale.errors import ConfigError, ResultError, unknown_name
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate, write_toml
 from depthscale.runs.layout import CONFIG_FILE, METRICS_FILE
-from depthscale.runs.metrics import append_metric, keep_until, read_metrics
-from depthscale.runs.outcome import judge
+from depthscale.runs.metrics import append_metric, first_finite_loss, keep_until, read_metrics
+from depthscale.runs.outcome import divergence_reason, judge
 from depthscale.runs.results import read_result, result_path, write_result
 from depthscale.studies.recorded_result import Course, Facts, counted_budget, recorded_result
 
@@ -122,9 +122,8 @@ class RunRecorder:
         self._last_step = step
         if self._first_loss is None and math.isfinite(loss):
             self._first_loss = loss
-        factor = self.config.train.divergence_factor
-        if self._first_loss is not None and loss > factor * self._first_loss:
-            self.divergence = f"training loss {loss:.3g} exceeds {factor:g} times its start, {self._first_loss:.3g}"
+        if reason := divergence_reason(loss, self._first_loss, self.config.train.divergence_factor):
+            self.divergence = reason
         self._append(
             {
                 "step": step, "kind": "train", "loss_nats": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens,
@@ -165,8 +164,7 @@ class RunRecorder:
     def _go_on_from(self, step: int) -> None:
         keep_until(self._metrics, step)
         steps = [r for r in read_metrics(self._metrics) if r["kind"] == "train"] if self._metrics.exists() else []
-        finite = [record["loss_nats"] for record in steps if record["loss_nats"] is not None]
-        self._first_loss = finite[0] if finite else None
+        self._first_loss = first_finite_loss(steps)
         if steps:
             self._last_step, self._seconds_before = steps[-1]["step"], steps[-1]["seconds"]
         self._append({"step": step, "kind": "resumed"})

@@ -131,7 +131,7 @@ def _is_mean(outcomes: Sequence[float], value: float | None) -> bool:
 def _one_set_of_items(cell: StudyCell, key: MeasureKey, by_seed: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     sets = {tuple(score["item_keys"]) for score in by_seed.values()}
     if len(sets) > 1:
-        raise ResultError(f"the runs of {cell.arm} at R = {cell.rounds} {_DIFFERENT.format(key[0])}")
+        raise ResultError(f"the runs of {cell.label} {_DIFFERENT.format(key[0])}")
     return sets.pop()
 
 

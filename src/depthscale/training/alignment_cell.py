@@ -23,6 +23,7 @@ from depthscale.nn import LoopedLMForCausalLM
 from depthscale.residual import ResidualScales
 from depthscale.runs.alignment_config import AlignmentRun
 from depthscale.runs.layout import METRICS_FILE
+from depthscale.runs.outcome import divergence_reason
 from depthscale.runs.results import write_result
 from depthscale.training.alignment_points import Settings, batch_of
 from depthscale.training.dataset import PackedDataset
@@ -152,7 +153,8 @@ class PointRecorder(TrainerCallback):
         if loss is None:
             return
         self.losses.append({"step": state.global_step, "loss_nats": loss})
-        if not math.isfinite(loss) or loss > self.config.train.divergence_factor * self.losses[0]["loss_nats"]:
+        first = self.losses[0]["loss_nats"]
+        if not math.isfinite(loss) or divergence_reason(loss, first, self.config.train.divergence_factor):
             self.outcome = f"diverged at step {state.global_step}"
 
     def measure(self, model: LoopedLMForCausalLM, step: int, optimizer: torch.optim.Optimizer | None) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from depthscale.runs.interruption import Interruption
-from depthscale.runs.metrics import append_metric, keep_until, read_metrics
+from depthscale.runs.metrics import append_metric, first_finite_loss, keep_until, read_metrics
+from depthscale.runs.outcome import divergence_reason
 from depthscale.runs.train_config import TrainConfig
 from depthscale.training.processes import is_true_anywhere
 
@@ -59,7 +60,7 @@ class TrainingRecorder(TrainerCallback):
         records = read_metrics(self.metrics_path) if step else []
         earlier = [record for record in records if record["kind"] == "train" and record["step"] <= step]
         if earlier:
-            self.first_loss = earlier[0]["loss_nats"]
+            self.first_loss = first_finite_loss(earlier)
             self.seconds_before = earlier[-1]["seconds"]
 
     def on_train_begin(
@@ -106,10 +107,7 @@ class TrainingRecorder(TrainerCallback):
                 "seconds": self.seconds,
             }
             append_metric(self.metrics_path, record)
-        if self.first_loss is not None and loss > self.config.divergence_factor * self.first_loss:
-            self.divergence = (
-                f"training loss {loss:.3g} exceeds {self.config.divergence_factor:g} times its start,"
-                f" {self.first_loss:.3g}"
-            )
+        if reason := divergence_reason(loss, self.first_loss, self.config.divergence_factor):
+            self.divergence = reason
             control.should_training_stop, control.should_save = True, False
         return control
