@@ -26,6 +26,7 @@ from depthscale.training.dataset import PackedCollator, PackedDataset
 
 TARGET = 1.05
 BATCH_ROWS = 16
+CONTEXT_LENGTH = 64
 
 
 def make_model() -> LoopedLMForCausalLM:
@@ -41,11 +42,11 @@ def make_model() -> LoopedLMForCausalLM:
     return LoopedLMForCausalLM(config).eval()
 
 
-def make_rows(num_rows: int, context_length: int = 64) -> PackedDataset:
+def make_rows(num_rows: int) -> PackedDataset:
     """Random tokens in documents of 500."""
-    stream = np.random.default_rng(0).integers(0, 1024, num_rows * context_length).astype(np.uint16)
+    stream = np.random.default_rng(0).integers(0, 1024, num_rows * CONTEXT_LENGTH).astype(np.uint16)
     starts = np.arange(0, len(stream), 500)
-    return PackedDataset(stream, starts, context_length, attend_across_documents=False, pad_last_row=True, pad_id=0)
+    return PackedDataset(stream, starts, CONTEXT_LENGTH, attend_across_documents=False, pad_last_row=True, pad_id=0)
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -75,7 +75,7 @@ class Stack(nn.Module):
         return self.head(nn.functional.rms_norm(x, (WIDTH,)))
 
 
-def plain_update(depth: int, step: Callable[..., Tensor], teacher: Stack, temperature: float) -> Callable[[], None]:
+def plain_update(depth: int, step: Callable[..., Tensor], teacher: Stack) -> Callable[[], None]:
     """One update of one student, as a function to be timed."""
     student = Stack(depth, False, step)
     adam = torch.optim.Adam(student.parameters(), lr=RATE)
@@ -83,7 +83,7 @@ def plain_update(depth: int, step: Callable[..., Tensor], teacher: Stack, temper
     def update() -> None:
         inputs = torch.randn(BATCH, WIDTH)
         with torch.no_grad():
-            target = torch.log_softmax(teacher(inputs) / temperature, dim=-1)
+            target = torch.log_softmax(teacher(inputs), dim=-1)
         found = torch.log_softmax(student(inputs), dim=-1)
         loss = nn.functional.kl_div(found, target, reduction="batchmean", log_target=True)
         adam.zero_grad()
@@ -136,8 +136,8 @@ def main() -> None:
     updates = {
         depth: {
             "batched": batched_update(depth, temperatures),
-            "eager": plain_update(depth, block_step, teachers["eager"], 1.0),
-            "compiled": plain_update(depth, compiled_step, teachers["compiled"], 1.0),
+            "eager": plain_update(depth, block_step, teachers["eager"]),
+            "compiled": plain_update(depth, compiled_step, teachers["compiled"]),
         }
         for depth in arguments.depths
     }

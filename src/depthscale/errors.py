@@ -58,3 +58,15 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}"
+
+
+def first_line(error: Exception) -> str:
+    """What another library's error says first, or its kind where it says nothing.
+
+    Example:
+        >>> first_line(ValueError("no such file\\nand ten lines of advice"))
+        'no such file'
+        >>> first_line(KeyError())
+        'KeyError'
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,13 +81,14 @@ def _measure(
 
     from depthscale.alignment.results import DEFINITIONS, RoundsPoint, arm_result
     from depthscale.cli.alignment_tables import print_alignment
+    from depthscale.cli.json_output import print_json
     from depthscale.errors import ConfigError
     from depthscale.reports.alignment_rounds_chart import rounds_charts
     from depthscale.reports.charts import write_charts
     from depthscale.runs.config import RunConfig
     from depthscale.runs.config_file import read_toml, validate, with_overrides
     from depthscale.runs.layout import STUDY_FILE
-    from depthscale.runs.results import finite, write_result
+    from depthscale.runs.results import write_result
     from depthscale.training.alignment_points import Settings, initialization_points, trained_point
     from depthscale.training.prepare import prepare_data
 
@@ -136,7 +136,7 @@ def _measure(
         console.print(f"written: {write_result(home, 'alignment', result)}", soft_wrap=True)
         write_charts(home / "figures", rounds_charts(result))
     if as_json:
-        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        print_json(result)
     else:
         print_alignment(result)
 

@@ -15,11 +15,11 @@ def run_study(
     source: str, overrides: list[str], out: Path | None, workers: int | None, edge: str | None, as_json: bool
 ) -> None:
     """Measure what is not measured yet, put it together, and write the report."""
-    import json
 
     from rich.console import Console
 
     from depthscale.cli.alignment_tables import print_study
+    from depthscale.cli.json_output import print_json
     from depthscale.errors import ResultError
     from depthscale.runs.results import read_result, write_result
     from depthscale.studies.alignment_study import read_alignment_study, read_cells, run_alignment_study
@@ -40,7 +40,7 @@ def run_study(
     result = read_result(directory, STUDY_KIND)
     page = build_alignment_report(directory)
     if as_json:
-        typer.echo(json.dumps(result, indent=1, allow_nan=False))
+        print_json(result)
     else:
         print_study(result)
         typer.echo(f"report: {page}")
@@ -50,18 +50,17 @@ def run_study(
 
 def measure_one_cell(path: Path, overrides: list[str], out: Path | None, as_json: bool) -> None:
     """A configuration with a ``[measure]`` table: measured along its own training."""
-    import json
 
     from depthscale.cli.alignment_tables import print_cell
+    from depthscale.cli.json_output import print_json
     from depthscale.runs.alignment_config import AlignmentRun
     from depthscale.runs.config_file import read_toml, validate, with_overrides
-    from depthscale.runs.results import finite
     from depthscale.training.alignment_cell import measure_cell
 
     config = validate(AlignmentRun, with_overrides(read_toml(path), overrides), str(path))
     result = measure_cell(config, out or Path("runs") / path.stem)
     if as_json:
-        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        print_json(result)
     else:
         print_cell(result)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +49,7 @@ def allocate(
 ) -> None:
     """Choose width, depth, tokens (and rounds) for one budget, with what is not known about the choice."""
     from depthscale.cli.fit_tables import print_allocation
+    from depthscale.cli.json_output import print_json
     from depthscale.errors import ConfigError, unknown_name
     from depthscale.laws.allocation.buildable import Spending
     from depthscale.laws.allocation.candidates import ShapeTemplate
@@ -58,7 +58,7 @@ def allocate(
     from depthscale.laws.preparation import is_gated
     from depthscale.laws.rows_file import ROWS_FILE, read_rows
     from depthscale.laws.stored import from_record
-    from depthscale.runs.results import finite, read_result, write_result
+    from depthscale.runs.results import read_result, write_result
 
     spending = Spending(flops, params, memory, tokens)
     if mlp not in (None, "swiglu", "gelu"):
@@ -105,7 +105,7 @@ def allocate(
 
     page = build_fit_report(fit_dir)
     if as_json:
-        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        print_json(result)
         return
     print_allocation(read_result(fit_dir, "allocation"))
     typer.echo(f"result: {path}")

@@ -47,11 +47,12 @@ def compare_laws(
     from depthscale.cli.compare_laws_tables import print_comparison
     from depthscale.cli.fit_input import read_law, read_objective, read_rows
     from depthscale.cli.folder_name import slug
+    from depthscale.cli.json_output import print_json
     from depthscale.errors import ConfigError
     from depthscale.laws.card import DataCard
     from depthscale.laws.comparison_analysis import compare_rows
     from depthscale.laws.preparation import RowRule, prepare
-    from depthscale.runs.results import finite, write_result
+    from depthscale.runs.results import write_result
 
     if reference == new:
         raise ConfigError(f"reference and new are both '{new}'; expected two arms")
@@ -82,7 +83,7 @@ def compare_laws(
     result: dict[str, Any] = {"sources": sources, "columns": columns, "notes": notes, **answers}
     path = write_result(out or Path("runs") / slug(f"laws-{new}-{reference}"), "law_comparison", result)
     if as_json:
-        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        print_json(result)
         return
     print_comparison(json.loads(path.read_text(encoding="utf-8")))
     typer.echo(f"result: {path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +52,7 @@ def evaluate(
     from transformers.utils.logging import disable_progress_bar
 
     from depthscale.cli.evaluation_tables import print_evaluation, print_tasks
+    from depthscale.cli.json_output import print_json
     from depthscale.errors import ConfigError
     from depthscale.evaluation.checkpoint import default_device, load_model_and_tokenizer
     from depthscale.evaluation.early_exit import loop_of
@@ -64,7 +64,7 @@ def evaluate(
     )
     from depthscale.evaluation.rounds import MAX_ROUNDS, trained_rounds
     from depthscale.evaluation.target import find_target
-    from depthscale.runs.results import finite, read_result, result_path, write_result
+    from depthscale.runs.results import read_result, result_path, write_result
     from depthscale.runs.task_names import LOCAL_NAMES
     from depthscale.training.held_out import held_out_data
 
@@ -151,7 +151,7 @@ def evaluate(
     if home is None:
         console.print("Nothing was written, as the folder belongs to no run; name a directory with --out.")
     if as_json:
-        typer.echo(json.dumps(finite(results), indent=1, allow_nan=False))
+        print_json(results)
         return
     for kind, show in (("evaluation", print_evaluation), ("tasks", print_tasks)):
         if kind in results:

@@ -61,11 +61,12 @@ def fit(
     """Fit a scaling law to its proven minimum and say what the answer rests on."""
     from depthscale.cli.fit_input import read_law, read_objective, read_rows
     from depthscale.cli.fit_tables import print_fit
+    from depthscale.cli.json_output import print_json
     from depthscale.laws.analysis import Question, analyze
     from depthscale.laws.card import DataCard
     from depthscale.laws.preparation import RowRule, prepare
     from depthscale.laws.rows_file import ROWS_FILE, write_rows
-    from depthscale.runs.results import finite, write_result
+    from depthscale.runs.results import write_result
 
     chosen = read_law(law)
     question = Question(read_objective(objective, delta), level, bootstrap, seed, validation, context)
@@ -92,7 +93,7 @@ def fit(
 
     page = build_fit_report(directory)
     if as_json:
-        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        print_json(result)
         return
     print_fit(json.loads(path.read_text(encoding="utf-8")))
     typer.echo(f"result: {path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +61,7 @@ def intervene(
     from depthscale.cli.evidence_progress import evidence_progress
     from depthscale.cli.folder_name import slug
     from depthscale.cli.intervene_tables import print_interventions
+    from depthscale.cli.json_output import print_json
     from depthscale.cli.probe_model import describe_model, model_settings, note_shortfall, open_model, write_figures
     from depthscale.cli.probe_texts import read_texts
     from depthscale.probing.corpus import RowCounts, document_batches, special_tokens
@@ -132,6 +132,6 @@ def intervene(
     console.print(f"written: {write_result(home, RESULT_KIND, result)}", soft_wrap=True)
     write_figures(home, RESULT_KIND, console)
     if as_json:
-        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        print_json(result)
     else:
         print_interventions(finite(result))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,12 +78,13 @@ def probe(
     from transformers.utils.logging import disable_progress_bar
 
     from depthscale.cli.folder_name import slug
+    from depthscale.cli.json_output import print_json
     from depthscale.cli.probe_family_tables import print_family
     from depthscale.cli.probe_run import probe_models
     from depthscale.cli.probe_tables import print_probe
     from depthscale.probing.family import write_family
     from depthscale.reports.probe_report import build_probe_report
-    from depthscale.runs.results import finite, read_result
+    from depthscale.runs.results import read_result
 
     disable_progress_bar()
     given = {
@@ -122,7 +122,7 @@ def probe(
         trend = read_result(home, "probe_trend")
         console.print(f"report: {build_probe_report(home)}", soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps(finite(results), indent=1, allow_nan=False))
+        print_json(results)
     else:
         for result in results:
             print_probe(result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +65,7 @@ def trace(
     from depthscale.cli.evidence_progress import evidence_progress
     from depthscale.cli.folder_name import slug
     from depthscale.cli.intervene_tables import shown
+    from depthscale.cli.json_output import print_json
     from depthscale.cli.probe_model import describe_model, model_settings, open_model, write_figures
     from depthscale.probing.causal_trace import RESULT_KIND, TraceSettings
     from depthscale.probing.causal_trace import trace as trace_prompts
@@ -111,7 +111,7 @@ def trace(
     console.print(f"written: {write_result(home, RESULT_KIND, result)}", soft_wrap=True)
     write_figures(home, RESULT_KIND, console)
     if as_json:
-        typer.echo(json.dumps(finite(result), indent=1, allow_nan=False))
+        print_json(result)
         return
     plain = finite(result)
     table = Table(

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from depthscale.errors import ConfigError, DataError
+from depthscale.errors import ConfigError, DataError, first_line
 from depthscale.runs.task_names import LOCAL_NAMES, PAPER_GROUP, distinct_tasks
 
 #: Where the harness keeps the paper's tasks; naming the folders spares reading all of its ten thousand files.
@@ -82,7 +82,7 @@ def require_hub(tasks: Sequence[str]) -> None:
         return
     except Exception as error:
         raise DataError(
-            f"{_names(tasks)} cannot be fetched, as the Hub does not answer ({_first_line(error)}); {_OFFLINE_HINT},"
+            f"{_names(tasks)} cannot be fetched, as the Hub does not answer ({first_line(error)}); {_OFFLINE_HINT},"
             " or set HF_HUB_OFFLINE=1 if the data lie in the Hub's cache"
         ) from error
 
@@ -98,7 +98,7 @@ def build_tasks(manager: Any, tasks: Sequence[str], num_fewshot: int, network: S
     except (OSError, ConnectionError, HfHubHTTPError, ValueError) as error:
         if not network:
             raise
-        raise DataError(f"{_names(network)} cannot be fetched: {_first_line(error)}; {_OFFLINE_HINT}") from error
+        raise DataError(f"{_names(network)} cannot be fetched: {first_line(error)}; {_OFFLINE_HINT}") from error
     groups = {task: found["groups"][task] for task, found in zip(tasks, loaded, strict=True) if task in found["groups"]}
     held: dict[str, str] = {}
     for name, group in groups.items():
@@ -130,7 +130,3 @@ def _require_examples(task: Any, num_fewshot: int) -> None:
 
 def _names(tasks: Sequence[str]) -> str:
     return f"the data of {', '.join(tasks)}"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

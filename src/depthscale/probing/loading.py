@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import depthscale.nn  # noqa: F401 - makes LoopedLM known to the Auto classes
-from depthscale.errors import MissingExtraError
+from depthscale.errors import MissingExtraError, first_line
 from depthscale.probing.errors import ProbingError
 from depthscale.runs.layout import CHECKPOINT
 
@@ -181,7 +181,7 @@ def _files(source: ModelSource, place: str, revision: str | None) -> tuple[list[
         at = "" if revision is None else f" at revision {revision}"
         raise ProbingError(
             f"model '{source.name}'{at} is neither a folder here nor to be had from the Hub: not there, or offline"
-            f" ({_first_line(error)}); give the path of a folder"
+            f" ({first_line(error)}); give the path of a folder"
         ) from error
 
 
@@ -221,7 +221,7 @@ def _config(source: ModelSource, place: str, common: Mapping[str, Any]) -> Any:
     try:
         return AutoConfig.from_pretrained(place, **common)
     except (OSError, ValueError, KeyError) as error:
-        raise ProbingError(f"the config of {source.name} cannot be read: {_first_line(error)}") from error
+        raise ProbingError(f"the config of {source.name} cannot be read: {first_line(error)}") from error
 
 
 def _refuse_quantized(config: Any, name: str) -> None:
@@ -253,7 +253,7 @@ def _model(source: ModelSource, place: str, common: Mapping[str, Any], weights_f
         model, info = AutoModelForCausalLM.from_pretrained(place, **options)
     # Loaders of every format let through errors of their own kinds.
     except Exception as error:
-        raise ProbingError(f"{source.name} cannot be loaded: {_first_line(error)}") from error
+        raise ProbingError(f"{source.name} cannot be loaded: {first_line(error)}") from error
     _require_whole(model, info, source.name)
     return model
 
@@ -305,7 +305,7 @@ def _tokenizer(source: ModelSource, place: str, common: Mapping[str, Any]) -> Pr
     # Any kind comes out of here: OSError offline, ValueError for an unknown model type, JSON and key errors.
     except Exception as error:
         raise ProbingError(
-            f"{place} holds no tokenizer that transformers reads ({_first_line(error)}); name one with --tokenizer"
+            f"{place} holds no tokenizer that transformers reads ({first_line(error)}); name one with --tokenizer"
         ) from error
 
 
@@ -321,7 +321,3 @@ def _require_fitting(tokenizer: PreTrainedTokenizerBase, model: nn.Module, sourc
             f"the tokenizer has token id {largest}, but {source.name} has {rows} embeddings; name its own with"
             " --tokenizer"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -40,10 +40,10 @@ def bend(fit: Mapping[str, Any]) -> str:
     return f"{nats(fit['bend'], 2, signed=True)} ± {nats(fit['bend_error'], 2)}"
 
 
-def statistic(value: Mapping[str, Any], digits: int = 3) -> str:
+def statistic(value: Mapping[str, Any]) -> str:
     """Mean and standard error over seeds."""
     mean, error = value["mean"], value["standard_error"]
-    return significant(mean, digits) if error is None else f"{significant(mean, digits)} ± {significant(error, 2)}"
+    return significant(mean, 3) if error is None else f"{significant(mean, 3)} ± {significant(error, 2)}"
 
 
 def threshold(condition: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ def term_charts(result: Mapping[str, Any], rows: Observations) -> list[Chart]:
     return [_term_chart(law, term, result["fit"]["parameters"], rows) for term in law.terms if term.factors]
 
 
-def term_values(law: AdditiveLaw, term: Term, parameters: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
+def term_values(term: Term, parameters: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
     """One term at each row."""
     alone = AdditiveLaw(term.coefficient, (term,))
     return alone.predict({name: parameters[name] for name in alone.parameters}, columns)
@@ -58,14 +58,14 @@ def profile_charts(result: Mapping[str, Any]) -> list[Chart]:
 def _term_chart(law: AdditiveLaw, term: Term, parameters: Mapping[str, float], rows: Observations) -> Chart:
     column = term.factors[0].column
     x = rows.column(column)
-    own = term_values(law, term, parameters, rows.columns)
+    own = term_values(term, parameters, rows.columns)
     left = rows.loss - (law.predict(parameters, rows.columns) - own)
     # Other factors of the term are taken out at the rows' medians, so that one curve is the term.
     middle = {f.column: np.full(rows.num_rows, np.median(rows.column(f.column))) for f in term.factors[1:]}
-    left = left / own * term_values(law, term, parameters, {**rows.columns, **middle})
+    left = left / own * term_values(term, parameters, {**rows.columns, **middle})
     grid = np.geomspace(float(x.min()), float(x.max()), _NUM_POINTS) if (x > 0).all() else np.unique(x)
     held = {f.column: np.full(len(grid), np.median(rows.column(f.column))) for f in term.factors[1:]}
-    curve = term_values(law, term, parameters, {column: grid, **held})
+    curve = term_values(term, parameters, {column: grid, **held})
     shown = left > 0
     exponent = term.factors[0].exponent
     with drawing_settings():

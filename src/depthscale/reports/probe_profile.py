@@ -17,8 +17,8 @@ def profile_sections(result: Mapping[str, Any]) -> list[ReportSection]:
     exits = tuple(chart for chart in charts if chart.name == "exit-loss")
     profiles = tuple(chart for chart in charts if chart.name != "exit-loss")
     maps = (
-        position_chart("state_angle", "Angle of states by position", "angle, radians", result["position_ranges"]),
-        position_chart("update_angle", "Angle of updates by position", "angle, radians", result["position_ranges"]),
+        position_chart("state_angle", "Angle of states by position", result["position_ranges"]),
+        position_chart("update_angle", "Angle of updates by position", result["position_ranges"]),
     )
     sections = [
         ReportSection("profile", "Profile over layers", profile_sentences(result), profiles, (_layer_table(result),))

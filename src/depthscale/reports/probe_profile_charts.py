@@ -102,8 +102,8 @@ def profile_charts(quantities: Quantities) -> list[Chart]:
     ]
 
 
-def position_chart(name: str, title: str, label: str, tables: Mapping[str, Any]) -> Chart | None:
-    """A heat map of one quantity over layer and position; None where it was not measured."""
+def position_chart(name: str, title: str, tables: Mapping[str, Any]) -> Chart | None:
+    """A heat map of one angle over layer and position; None where it was not measured."""
     values = tables["mean"].get(name)
     if not values or not tables["ranges"]:
         return None
@@ -117,7 +117,7 @@ def position_chart(name: str, title: str, label: str, tables: Mapping[str, Any])
         axes.set_xlabel("position in the document")
         axes.set_ylabel("layer l")
         bar = figure.colorbar(image, ax=axes)
-        bar.set_label(label)
+        bar.set_label("angle, radians")
         svg, png = render(figure), render_png(figure)
     rows = tuple((layer, ranges[column], cell) for layer, row in enumerate(values) for column, cell in enumerate(row))
     first, rest = _column_mean(values, 0), _column_mean(values, len(ranges) - 1)

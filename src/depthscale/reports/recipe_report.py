@@ -99,8 +99,7 @@ def loss_chart(result: Mapping[str, Any]) -> Chart:
         axes.set_xlabel("rounds R")
         axes.set_ylabel("final loss, nats per token")
         axes.grid(color=GRID)
-        if axes.lines:
-            legend_below(figure, columns=2)
+        legend_below(figure, columns=2)
         svg = render(figure)
     return Chart(
         "recipe-losses",

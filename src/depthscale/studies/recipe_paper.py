@@ -40,9 +40,6 @@ class PaperSize:
 #: Arms of the table: placement and rule as a run's result says them.
 ARMS: Mapping[str, tuple[str, str]] = MappingProxyType({"pre": ("pre", "unscaled"), "deeploop": ("post", "deeploop")})
 
-TOKENS = 100_000 * 480 * 1024
-TOKENIZER = "GPT-2"
-CORPUS = "FineWeb-Edu"
 
 SIZES: tuple[PaperSize, ...] = (
     PaperSize(

@@ -144,26 +144,25 @@ def control_words(subject: str, test: EquivalenceTest, num_pairs: int) -> str:
     return f"{subject}: not decided, the interval crosses a margin of ±{margin} nats; difference {found}."
 
 
-def summary(lead: str, items: Sequence[Mapping[str, Any]], labels: Mapping[str, str], arm_of: str = "a") -> str:
+def summary(lead: str, items: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
     """One sentence over several differences: which arms got which verdict.
 
     Args:
         lead: what is asked, as in "Looping 4 rounds instead of 1".
         items: pairs or controls of a comparison.
         labels: words for each verdict, in the order in which they are said.
-        arm_of: side whose arm names the item.
     """
     parts = []
     for verdict, label in labels.items():
-        named = [_named(item, arm_of) for item in items if item["verdict"] == verdict]
+        named = [_named(item) for item in items if item["verdict"] == verdict]
         if named:
             parts.append(f"{label} {', '.join(named)}")
     return f"{lead}: {'; '.join(parts)}."
 
 
-def _named(item: Mapping[str, Any], arm_of: str) -> str:
+def _named(item: Mapping[str, Any]) -> str:
     interval = item["interval"]
-    arm = item[arm_of]["arm"]
+    arm = item["a"]["arm"]
     if interval is None:
         return f"{arm} (no interval)"
     found = PairedInterval(**interval)

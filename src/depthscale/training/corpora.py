@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from depthscale.errors import DataError, MissingExtraError
+from depthscale.errors import DataError, MissingExtraError, first_line
 from depthscale.runs.data_config import STREAM_PREFIX
 from depthscale.runs.files import local_path
 
@@ -266,5 +266,6 @@ def _read_parquet(file: Path, name: str, text_field: str) -> Iterator[Document]:
                         raise DataError(f"{file} row {number}: column '{text_field}' holds no value; expected a string")
                     yield Document(f"{name}:{number}", text)
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DataError(f"{file} cannot be read after row {number} ({reason}); expected a Parquet file") from error
+        raise DataError(
+            f"{file} cannot be read after row {number} ({first_line(error)}); expected a Parquet file"
+        ) from error

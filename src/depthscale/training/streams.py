@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from depthscale.errors import DataError, MissingExtraError
+from depthscale.errors import DataError, MissingExtraError, first_line
 from depthscale.runs.data_config import STREAM_PREFIX
 from depthscale.runs.files import local_path
 from depthscale.training.corpora import DATA_EXTRA
@@ -102,7 +102,7 @@ class StreamSource:
         # The client lets through errors of its own, of its transport and of the operating system.
         except Exception as error:
             raise DataError(
-                f"data set '{self.name}' cannot be reached: not on the Hub, or offline ({_first_line(error)}); go"
+                f"data set '{self.name}' cannot be reached: not on the Hub, or offline ({first_line(error)}); go"
                 f" online, or copy it and name the folder: {STREAM_PREFIX}FOLDER"
             ) from error
 
@@ -154,7 +154,7 @@ def documents_from(
         raise
     # Loaders, file systems and decompressors let through errors of every kind.
     except Exception as error:
-        reason = _first_line(error)
+        reason = first_line(error)
         raise DataError(
             f"data set '{source.name}' cannot be opened ({reason}); check its files, data.subset and data.stream_split"
             if rows is None
@@ -195,7 +195,3 @@ def _visible_files(folder: Path) -> Iterator[tuple[str, Path]]:
         name = file.relative_to(folder)
         if file.is_file() and not any(part.startswith(".") for part in name.parts):
             yield name.as_posix(), file
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from depthscale.errors import DataError
+from depthscale.errors import DataError, first_line
 from depthscale.runs.files import local_path
 
 END_OF_TEXT = "<|endoftext|>"
@@ -61,7 +61,7 @@ def load_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     except Exception as error:
         where = "nothing there that transformers can read" if path.exists() else "not on the Hub, or offline"
         raise DataError(
-            f"tokenizer '{spec}' cannot be loaded ({where}: {_first_line(error)}); {_expected(spec)}"
+            f"tokenizer '{spec}' cannot be loaded ({where}: {first_line(error)}); {_expected(spec)}"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise DataError(f"tokenizer '{spec}' has no fast form (a tokenizer.json); {_expected(spec)}")
@@ -204,10 +204,6 @@ def _from_hub(hub_id: str) -> object:
     except (OSError, ValueError):
         HfApi().model_info(hub_id, timeout=_HUB_TIMEOUT_SECONDS)
         return AutoTokenizer.from_pretrained(hub_id, trust_remote_code=False)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _expected(spec: str) -> str:
