@@ -19,11 +19,12 @@ from depthscale.errors import ConfigError, ResultError
 from depthscale.laws.run_directories import read_runs
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import validate, write_toml
+from depthscale.runs.layout import run_name
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.study_document import write_study
-from depthscale.studies.study_runs import read_study, run_name
+from depthscale.studies.study_runs import read_study
 
 STEPS, CONTEXT, ROWS = 20, 64, 4
 TABLES: dict[str, Any] = {

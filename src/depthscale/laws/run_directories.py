@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,10 +13,8 @@ import numpy as np
 from depthscale.errors import DataError, ResultError
 from depthscale.laws.card import DataCard
 from depthscale.laws.observations import Observations
-from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.layout import RUNS, STUDY_FILE, arm_of
 from depthscale.runs.results import read_result, result_path
-
-_RUN_NAME = re.compile(r"(?P<arm>.+)-r\d+(-t\d+)?-s\d+")
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,9 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
 def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:
     """Runs with a training result, and how many there are without one."""
     if (directory / STUDY_FILE).exists():
-        everything = sorted(path for path in (directory / "runs").glob("*") if path.is_dir())
+        everything = sorted(path for path in (directory / RUNS).glob("*") if path.is_dir())
         if arm is not None:
-            everything = [path for path in everything if _is_of(path, arm)]
+            everything = [path for path in everything if fnmatchcase(arm_of(path.name) or "", arm)]
         runs = [path for path in everything if result_path(path, "training").exists()]
         if not runs:
             of = f" of arm '{arm}'" if arm else ""
@@ -84,11 +81,6 @@ def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:
     if result_path(directory, "training").exists():
         return [directory], 0
     raise DataError(f"{directory} is neither a study nor a run with a training result")
-
-
-def _is_of(path: Path, arm: str) -> bool:
-    match = _RUN_NAME.fullmatch(path.name)
-    return match is not None and fnmatchcase(match["arm"], arm)
 
 
 def _row(path: Path, training: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from depthscale.runs.layout import METRICS_FILE
+from depthscale.runs.layout import METRICS_FILE, RUNS
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result, result_path
 from depthscale.studies.comparison import write_comparison
@@ -104,7 +104,7 @@ def read_study_data(study_directory: Path) -> StudyData:
         ResultError: the study, its comparison or a run is missing or damaged.
     """
     study = read_study_document(study_directory)
-    if (study_directory / "runs").is_dir():
+    if (study_directory / RUNS).is_dir():
         write_comparison(study_directory)
     comparison = read_result(study_directory, "comparison")
     cells = tuple(

@@ -7,6 +7,7 @@ from pathlib import Path
 from depthscale.reports import charts
 from depthscale.reports.page import drawn, write_page
 from depthscale.reports.sweep_charts import sweep_charts
+from depthscale.runs.layout import RUNS
 from depthscale.runs.results import read_result
 from depthscale.studies.sweep_analysis import write_sweep_result
 from depthscale.studies.sweep_words import interval_words
@@ -21,7 +22,7 @@ def build_sweep_report(directory: Path) -> Path:
     Raises:
         ResultError: the sweep or a run is missing or damaged.
     """
-    if (directory / "runs").is_dir():
+    if (directory / RUNS).is_dir():
         write_sweep_result(directory)
     result = read_result(directory, "sweep")
     figures = sweep_charts(result)

@@ -1,5 +1,9 @@
 """Names inside a run directory and a study directory."""
 
+from __future__ import annotations
+
+import re
+
 #: The resolved configuration of a run.
 CONFIG_FILE = "config.toml"
 #: One JSON object a line, appended while a run trains.
@@ -18,3 +22,30 @@ LOCK_FILE = "lock"
 LOG_FILE = "log.txt"
 #: A study's plan, written before its first run.
 STUDY_FILE = "study.json"
+#: A study's runs, a directory each.
+RUNS = "runs"
+
+_RUN_NAME = re.compile(r"(?P<arm>.+)-r\d+(-t\d+)?-s\d+")
+
+
+def run_name(arm: str, rounds: int, seed: int, budget: int | None = None) -> str:
+    """Name of a run's directory inside ``runs/`` of its study.
+
+    Example:
+        >>> run_name("deeploop", 4, seed=1)
+        'deeploop-r4-s1'
+        >>> run_name("deeploop", 4, seed=1, budget=1000)
+        'deeploop-r4-t1000-s1'
+    """
+    return f"{arm}-r{rounds}" + (f"-t{budget}" if budget else "") + f"-s{seed}"
+
+
+def arm_of(name: str) -> str | None:
+    """The arm in a name that :func:`run_name` made; None for any other name.
+
+    Example:
+        >>> arm_of("deeploop-r4-t1000-s1")
+        'deeploop'
+    """
+    match = _RUN_NAME.fullmatch(name)
+    return None if match is None else match["arm"]

@@ -10,11 +10,10 @@ from rich.console import Console
 from depthscale.errors import ResultError
 from depthscale.runs.alignment_config import AlignmentRun, AlignmentStudyFile
 from depthscale.runs.config_file import read_toml, validate, write_toml
-from depthscale.runs.layout import CONFIG_FILE
+from depthscale.runs.layout import CONFIG_FILE, run_name
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.results import read_result, result_path
 from depthscale.studies.engine import Failure, Job, run_jobs
-from depthscale.studies.study_runs import run_name
 
 CELL_KIND = "alignment_cell"
 CELLS = "cells"

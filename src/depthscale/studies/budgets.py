@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config import BranchConfig, RunConfig
+from depthscale.runs.layout import run_name
 from depthscale.runs.study_config import StudyFile
-from depthscale.studies.study_runs import run_name
 
 
 def planned_run(file: StudyFile, cell: CellKey, seed: int) -> RunConfig:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from depthscale.runs.layout import RUNS, run_name
 from depthscale.studies.named_comparisons import broken_terms
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
-from depthscale.studies.study_runs import Study, run_name
+from depthscale.studies.study_runs import Study
 from depthscale.studies.words import count
 
 
@@ -139,7 +140,7 @@ def _mixed_versions(study: Study) -> Iterable[str]:
 def _unplanned_runs(study: Study) -> Iterable[str]:
     seeds = study.file.study.seeds
     planned = {run_name(cell.arm, cell.rounds, seed, cell.budget) for cell in study.cells for seed in seeds}
-    folder = study.directory / "runs"
+    folder = study.directory / RUNS
     extra = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in planned)
     if extra:
         shown = ", ".join(extra[:6])

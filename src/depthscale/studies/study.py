@@ -10,14 +10,13 @@ from rich.console import Console
 from depthscale.errors import ResultError
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate, write_toml
-from depthscale.runs.layout import CONFIG_FILE
+from depthscale.runs.layout import CONFIG_FILE, RUNS, run_name
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.runs.task_names import distinct_tasks, usual_shots
 from depthscale.studies.budgets import longest_first, planned_run
 from depthscale.studies.engine import Failure, Job, run_jobs
-from depthscale.studies.study_runs import run_name
 
 
 def presets() -> dict[str, Path]:
@@ -43,7 +42,7 @@ def run_study(directory: Path, file: StudyFile, workers: int, console: Console) 
     for cells in longest_first(file, file.study.cells()):
         group = [
             training_job(
-                directory / "runs" / run_name(cell.arm, cell.rounds, seed, cell.budget), planned_run(file, cell, seed)
+                directory / RUNS / run_name(cell.arm, cell.rounds, seed, cell.budget), planned_run(file, cell, seed)
             )
             # Seed by seed, so that an early look at a half-made study already holds whole pairs.
             for seed in file.study.seeds
@@ -64,7 +63,7 @@ def is_trained(directory: Path, file: StudyFile) -> bool:
     So it is where another trainer made the runs, on text that this machine need not have.
     """
     runs = [
-        (directory / "runs" / run_name(cell.arm, cell.rounds, seed, cell.budget), cell, seed)
+        (directory / RUNS / run_name(cell.arm, cell.rounds, seed, cell.budget), cell, seed)
         for cell in file.study.cells()
         for seed in file.study.seeds
     ]

@@ -13,10 +13,10 @@ from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.files import atomic_write_text
-from depthscale.runs.layout import CONFIG_FILE, STUDY_FILE
+from depthscale.runs.layout import CONFIG_FILE, RUNS, STUDY_FILE, run_name
 from depthscale.runs.results import result_path
 from depthscale.runs.study_config import CellRate, StudyFile
-from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, planned_file, read_study_document, run_name
+from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, planned_file, read_study_document
 
 STOPPING_RULE = (
     "Every run of the listed cells and seeds is made once, to its last step or to its divergence. No run is added,"
@@ -98,7 +98,7 @@ def add_to_study(
         )
     known = {_key(entry) for entry in document["cells"]}
     cells = cell_entries(file)
-    seen = sum(result_path(path, "training").exists() for path in (directory / "runs").glob("*"))
+    seen = sum(result_path(path, "training").exists() for path in (directory / RUNS).glob("*"))
     addition = {
         "time": _now(),
         "results_before": seen,
@@ -170,7 +170,7 @@ def _begun_at_another_rate(directory: Path, file: StudyFile) -> list[str]:
     for cell in file.study.cells():
         for seed in file.study.seeds:
             name = run_name(cell.arm, cell.rounds, seed, cell.budget)
-            path, planned = directory / "runs" / name / CONFIG_FILE, file.cell_config(cell, seed).train
+            path, planned = directory / RUNS / name / CONFIG_FILE, file.cell_config(cell, seed).train
             if path.exists():
                 found = validate(RunConfig, read_toml(path), str(path)).train
                 if (found.lr, found.weight_decay) != (planned.lr, planned.weight_decay):

@@ -15,7 +15,7 @@ from typing import Any
 from depthscale.errors import ResultError
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config_file import validate
-from depthscale.runs.layout import METRICS_FILE, STUDY_FILE
+from depthscale.runs.layout import METRICS_FILE, RUNS, STUDY_FILE, run_name
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result, result_path
 from depthscale.runs.study_config import StudyFile
@@ -132,11 +132,6 @@ class Study:
             yield from cell.runs.values()
 
 
-def run_name(arm: str, rounds: int, seed: int, budget: int | None = None) -> str:
-    """Name of a run's directory inside ``runs/`` of its study."""
-    return f"{arm}-r{rounds}" + (f"-t{budget}" if budget else "") + f"-s{seed}"
-
-
 def read_study_document(directory: Path) -> dict[str, Any]:
     """``study.json`` of a study directory.
 
@@ -225,7 +220,7 @@ def _read_cell(directory: Path, file: StudyFile, entry: dict[str, Any], later: s
 
 
 def _read_run(study_directory: Path, name: str, seed: int, weight_seed_shift: int) -> StudyRun | None:
-    directory = study_directory / "runs" / name
+    directory = study_directory / RUNS / name
     if not result_path(directory, "training").exists():
         return None
     training = read_result(directory, "training")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from depthscale.errors import ResultError
 from depthscale.runs.files import atomic_write_text
-from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.layout import RUNS, STUDY_FILE
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.sweep_config import SweepFile
 from depthscale.studies.engine import Failure, run_jobs
@@ -154,7 +154,7 @@ def _make(
     directory: Path, file: SweepFile, document: Mapping[str, Any], workers: int, console: Console, stage: str
 ) -> list[Failure]:
     runs = planned_runs(file, document["later_additions"])
-    jobs = [training_job(directory / "runs" / run.name, run.config) for run in runs]
+    jobs = [training_job(directory / RUNS / run.name, run.config) for run in runs]
     return run_jobs(jobs, workers, console, f"{file.sweep.name}: {stage}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from depthscale.errors import ResultError
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import validate
-from depthscale.runs.layout import METRICS_FILE, STUDY_FILE
+from depthscale.runs.layout import METRICS_FILE, RUNS, STUDY_FILE
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result, result_path
 from depthscale.runs.study_config import ArmConfig
@@ -148,7 +148,7 @@ def read_runs(directory: Path, runs: Sequence[PlannedRun]) -> list[EndedRun]:
     Raises:
         ResultError: a result is damaged, or belongs to another seed or rate.
     """
-    return [_read(directory / "runs" / run.name, run) for run in runs]
+    return [_read(directory / RUNS / run.name, run) for run in runs]
 
 
 def first_passage(records: Sequence[Mapping[str, Any]], floor: float) -> int | None:
