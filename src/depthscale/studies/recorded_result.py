@@ -10,6 +10,7 @@ from typing import Any
 from depthscale.budget import count_parameters, flops_per_token
 from depthscale.errors import ConfigError, unknown_name
 from depthscale.runs.config import RunConfig
+from depthscale.runs.described import described_model, described_optimization, described_plan
 from depthscale.studies.run_cost import run_shape
 
 #: What a caller may count in our stead, where the model is not of our shape.
@@ -94,8 +95,8 @@ def counted_budget(config: RunConfig, facts: Facts, counts: Mapping[str, float])
 
 def recorded_result(config: RunConfig, facts: Facts, course: Course, budget: Mapping[str, float]) -> dict[str, Any]:
     """All that is known of the run, as plain data; what only our own loop measures is None."""
-    plan, model, train = config.plan.build(), config.model, config.train
-    scales = model.scales(config.stated_plan())
+    train = config.train
+    scales = config.model.scales(config.stated_plan())
     return {
         "outcome": course.outcome,
         "outcome_reason": course.outcome_reason,
@@ -110,25 +111,10 @@ def recorded_result(config: RunConfig, facts: Facts, course: Course, budget: Map
         "final": {split: dict(loss) for split, loss in course.final.items()},
         "unigram_loss_nats": dict.fromkeys(course.final, facts.unigram_loss_nats),
         "uniform_loss_nats": math.log(facts.vocab_size),
-        "plan": {
-            "num_blocks": plan.num_blocks,
-            "num_rounds": plan.num_rounds,
-            "unrolled_depth": plan.unrolled_depth,
-            "num_sublayer_visits": plan.num_sublayer_visits,
-            **plan.to_dict(),
-        },
-        "model": {
-            "norm_placement": model.norm_placement,
-            "rule": scales.rule,
-            "rule_arguments": dict(scales.arguments),
-            "stated_rounds": config.stated_rounds,
-            "scales": [asdict(group) for group in scales.groups],
-            "hidden_size": model.hidden_size,
-            "num_attention_heads": model.num_attention_heads,
-            "intermediate_size": model.resolved_intermediate_size,
-            "mlp": model.mlp,
-            "vocab_size": facts.vocab_size,
-        },
+        "plan": described_plan(config.plan.build()),
+        "model": described_model(
+            config, scales.rule, scales.arguments, [asdict(group) for group in scales.groups], facts.vocab_size
+        ),
         "budget": {
             **budget,
             "training_flops": budget["flops_per_token_training"] * course.tokens,
@@ -147,15 +133,10 @@ def recorded_result(config: RunConfig, facts: Facts, course: Course, budget: Map
             "context_length": config.data.context_length,
         },
         "optimization": {
-            "optimizer": train.optimizer,
-            "lr": train.lr,
-            "weight_decay": train.weight_decay,
+            **described_optimization(train),
             "weight_decay_rule": None,
-            "base_width": train.base_width,
             "rows_per_step": None,
             "num_processes": None,
-            "schedule": train.schedule,
-            "warmup_steps": train.warmup_steps,
             "share_clipped": None,
             "steps_non_finite": course.non_finite,
         },

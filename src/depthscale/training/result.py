@@ -11,6 +11,7 @@ import torch
 
 from depthscale.budget import ModelShape, count_parameters
 from depthscale.runs.config import RunConfig
+from depthscale.runs.described import described_model, described_optimization, described_plan
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.outcome import judge
 from depthscale.training.prepared_data import PreparedData
@@ -48,7 +49,6 @@ def training_result(
     parameters = count_parameters(shape)
     flops = training_flops(config, shape, trainer.state.global_step, recorder.tokens_per_step)
     tokens = flops.tokens
-    plan = config.plan.build()
     return {
         "outcome": outcome,
         "outcome_reason": reason,
@@ -62,25 +62,14 @@ def training_result(
         "final": final,
         "unigram_loss_nats": floors,
         "uniform_loss_nats": math.log(data.vocab_size),
-        "plan": {
-            "num_blocks": plan.num_blocks,
-            "num_rounds": plan.num_rounds,
-            "unrolled_depth": plan.unrolled_depth,
-            "num_sublayer_visits": plan.num_sublayer_visits,
-            **plan.to_dict(),
-        },
-        "model": {
-            "norm_placement": config.model.norm_placement,
-            "rule": model_config.residual_rule["name"],
-            "rule_arguments": model_config.residual_rule["arguments"],
-            "stated_rounds": config.stated_rounds,
-            "scales": model_config.residual_scales,
-            "hidden_size": config.model.hidden_size,
-            "num_attention_heads": config.model.num_attention_heads,
-            "intermediate_size": config.model.resolved_intermediate_size,
-            "mlp": config.model.mlp,
-            "vocab_size": data.vocab_size,
-        },
+        "plan": described_plan(config.plan.build()),
+        "model": described_model(
+            config,
+            model_config.residual_rule["name"],
+            model_config.residual_rule["arguments"],
+            model_config.residual_scales,
+            data.vocab_size,
+        ),
         "budget": {
             "parameters": parameters.total,
             "parameters_non_embedding": parameters.non_embedding,
@@ -100,15 +89,10 @@ def training_result(
             "context_length": config.data.context_length,
         },
         "optimization": {
-            "optimizer": config.train.optimizer,
-            "lr": config.train.lr,
-            "weight_decay": config.train.weight_decay,
+            **described_optimization(config.train),
             "weight_decay_rule": WEIGHT_DECAY_RULE,
-            "base_width": config.train.base_width,
             "rows_per_step": config.train.rows_per_step(num_processes()),
             "num_processes": num_processes(),
-            "schedule": config.train.schedule,
-            "warmup_steps": config.train.warmup_steps,
             "share_clipped": trainer.num_clipped / max(trainer.state.global_step, 1),
             "steps_non_finite": trainer.num_non_finite,
         },
