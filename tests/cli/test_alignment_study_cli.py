@@ -82,7 +82,7 @@ def test_a_study_runs_to_its_report_and_goes_on_where_it_stopped(
     assert lost.exists()
     assert "deeploop-r2-s1 done" in capsys.readouterr().err
     assert run(monkeypatch, *command, "--set", "train.lr=2e-3") == 2
-    assert "holds another study" in command_line.one_line(capsys.readouterr().err)
+    assert "is of other settings" in command_line.one_line(capsys.readouterr().err)
     (out / "report.html").unlink()
     assert run(monkeypatch, "report", str(out)) == 0
     assert (out / "report.html").exists()

@@ -41,14 +41,15 @@ def toy(
         return
     from depthscale.errors import ResultError
     from depthscale.reports.toy_report import build_toy_report
+    from depthscale.runs.config_file import keep_settings
     from depthscale.runs.results import write_result
     from depthscale.studies.engine import run_jobs
-    from depthscale.toy.config import ToyStudy, read_study
+    from depthscale.toy.config import read_study
     from depthscale.toy.summary import JOBS, summarize
 
     file = read_study(str(study) if study else str(preset), set_ or [])
     directory = out or Path("runs") / f"toy-{file.name}"
-    _same_settings(directory / "study.toml", file, ToyStudy)
+    keep_settings(directory / "study.toml", file)
     jobs = [_job(directory / JOBS / name, each) for name, each in file.jobs().items()]
     failed = run_jobs(jobs, workers or os.cpu_count() or 1, console, f"toy {file.name}")
     lost = f"{len(failed)} jobs failed, {failed[0].job.directory.name} with: {failed[0].reason}" if failed else ""
@@ -65,25 +66,14 @@ def toy(
 
 
 def _job(directory: Path, settings: ToyJob) -> Job:
+    from depthscale.runs.config_file import keep_settings
     from depthscale.runs.layout import CONFIG_FILE
     from depthscale.studies.engine import Job
-    from depthscale.toy.config import ToyJob
 
     path = directory / CONFIG_FILE
-    _same_settings(path, settings, ToyJob)
+    keep_settings(path, settings)
     arguments = ("toy", "--job", str(path), "--out", str(directory))
     return Job(arguments, directory, "toy_job", settings.train.steps, settings.block_updates)
-
-
-def _same_settings(path: Path, settings: object, kind: type) -> None:
-    """Write the settings, or check that those of an earlier start are the same."""
-    from depthscale.errors import ResultError
-    from depthscale.runs.config_file import read_toml, validate, write_toml
-
-    if not path.exists():
-        write_toml(path, settings)  # type: ignore[arg-type]
-    elif validate(kind, read_toml(path), str(path)) != settings:
-        raise ResultError(f"{path} is of other settings; choose another --out, or delete that folder")
 
 
 def _run_job(path: Path, out: Path | None, overrides: list[str], console: object) -> None:

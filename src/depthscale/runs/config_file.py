@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from depthscale.errors import ConfigError, unknown_name
+from depthscale.errors import ConfigError, ResultError, unknown_name
 from depthscale.runs.files import atomic_write_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -81,6 +81,19 @@ def validate(model: type[ModelT], tables: Mapping[str, Any], source: str) -> Mod
 def write_toml(path: Path, config: BaseModel) -> None:
     """``config`` with every default spelled out; None is left out, as TOML has no null."""
     atomic_write_text(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
+
+
+def keep_settings(path: Path, config: BaseModel) -> None:
+    """Write ``config``, or see that an earlier start wrote the same: one directory holds one thing.
+
+    Raises:
+        ResultError: the file says other settings.
+        ConfigError: it cannot be read as such settings.
+    """
+    if not path.exists():
+        write_toml(path, config)
+    elif validate(type(config), read_toml(path), str(path)) != config:
+        raise ResultError(f"{path} is of other settings; choose another --out, or delete that folder")
 
 
 def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:

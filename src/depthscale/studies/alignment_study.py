@@ -9,7 +9,7 @@ from rich.console import Console
 
 from depthscale.errors import ResultError
 from depthscale.runs.alignment_config import AlignmentRun, AlignmentStudyFile
-from depthscale.runs.config_file import read_toml, validate, write_toml
+from depthscale.runs.config_file import keep_settings
 from depthscale.runs.layout import CONFIG_FILE, run_name
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.results import read_result, result_path
@@ -39,11 +39,7 @@ def run_alignment_study(directory: Path, file: AlignmentStudyFile, workers: int,
     Raises:
         ResultError: the directory belongs to another study, or a cell to other settings.
     """
-    path = directory / CONFIG_FILE
-    if not path.exists():
-        write_toml(path, file)
-    elif read_toml(path) != file.model_dump(mode="json", exclude_none=True):
-        raise ResultError(f"{directory} holds another study; choose another --out, or give that study's settings")
+    keep_settings(directory / CONFIG_FILE, file)
     return run_jobs([cell_job(directory, cell) for cell in file.cells()], workers, console, file.study.name)
 
 
@@ -55,10 +51,7 @@ def cell_job(study_directory: Path, cell: AlignmentRun) -> Job:
     """
     directory = cell_directory(study_directory, cell)
     path = directory / CONFIG_FILE
-    if not path.exists():
-        write_toml(path, cell)
-    elif validate(AlignmentRun, read_toml(path), str(path)) != cell:
-        raise ResultError(f"{directory} holds a cell of other settings; choose another --out, or delete that folder")
+    keep_settings(path, cell)
     arguments = ("align", str(path), "--out", str(directory))
     return Job(arguments, directory, result=CELL_KIND, steps=cell.measure.steps[-1] + 20, cost_per_step=_cost(cell))
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from depthscale.errors import ResultError
 from depthscale.runs.config import RunConfig
-from depthscale.runs.config_file import read_toml, validate, write_toml
+from depthscale.runs.config_file import keep_settings
 from depthscale.runs.layout import CONFIG_FILE, RUNS, run_name
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.results import read_result
@@ -79,11 +79,7 @@ def training_job(directory: Path, config: RunConfig) -> Job:
     Raises:
         ResultError: the directory holds a run of another configuration.
     """
-    path = directory / CONFIG_FILE
-    if not path.exists():
-        write_toml(path, config)
-    elif validate(RunConfig, read_toml(path), str(path)) != config:
-        raise ResultError(f"{directory} holds a run of other settings; choose another --out, or delete that folder")
+    keep_settings(directory / CONFIG_FILE, config)
     arguments = ("train", "--resume", "--run-dir", str(directory))
     cost = config.plan.build().unrolled_depth
     return Job(arguments, directory, result="training", steps=config.train.steps, cost_per_step=cost)
