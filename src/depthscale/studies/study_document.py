@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,10 @@ from depthscale.errors import ResultError
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate
-from depthscale.runs.files import atomic_write_text
 from depthscale.runs.layout import CONFIG_FILE, RUNS, STUDY_FILE, run_name
 from depthscale.runs.results import result_path
 from depthscale.runs.study_config import CellRate, StudyFile
+from depthscale.runs.study_json import timestamp, write_study_json
 from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, planned_file, read_study_document
 
 STOPPING_RULE = (
@@ -68,7 +66,7 @@ def write_study(
         "kind": "study",
         "schema_version": STUDY_SCHEMA_VERSION,
         "name": file.study.name,
-        "created": _now(),
+        "created": timestamp(),
         "stopping_rule": STOPPING_RULE,
         "asked": _plain(asked or file),
         "config": _plain(file),
@@ -76,7 +74,7 @@ def write_study(
         "matched_steps": list(matched),
         "later_additions": [],
     }
-    _write(directory, document)
+    write_study_json(directory, document)
     return document
 
 
@@ -100,7 +98,7 @@ def add_to_study(
     cells = cell_entries(file)
     seen = sum(result_path(path, "training").exists() for path in (directory / RUNS).glob("*"))
     addition = {
-        "time": _now(),
+        "time": timestamp(),
         "results_before": seen,
         "seeds": [seed for seed in asked.study.seeds if seed not in before.study.seeds],
         "cells": [list(_key(entry)) for entry in cells if _key(entry) not in known],
@@ -113,7 +111,7 @@ def add_to_study(
         "matched_steps": [*document.get("matched_steps", []), *matched],
         "later_additions": [*document.get("later_additions", []), addition],
     }
-    _write(directory, document)
+    write_study_json(directory, document)
     return document
 
 
@@ -143,7 +141,7 @@ def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> St
     document = read_study_document(directory)
     config, cells = _plain(tuned), cell_entries(tuned)
     if (document["config"], document["cells"]) != (config, cells):
-        _write(directory, document | {"config": config, "cells": cells, "rates_chosen": _now()})
+        write_study_json(directory, document | {"config": config, "cells": cells, "rates_chosen": timestamp()})
     return tuned
 
 
@@ -226,11 +224,3 @@ def _key(entry: Mapping[str, Any]) -> CellKey:
 
 def _plain(file: StudyFile) -> dict[str, Any]:
     return file.model_dump(mode="json", exclude_none=True)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _write(directory: Path, document: Mapping[str, Any]) -> None:
-    atomic_write_text(directory / STUDY_FILE, json.dumps(document, indent=1) + "\n")

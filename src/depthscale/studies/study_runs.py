@@ -6,7 +6,6 @@ to another seed); everything else that a reader should know becomes a warning.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from depthscale.runs.layout import METRICS_FILE, RUNS, STUDY_FILE, run_name
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result, result_path
 from depthscale.runs.study_config import StudyFile
+from depthscale.runs.study_json import read_study_json
 
 #: Version 2 has budgets, matched steps and arms with rounds of their own; version 1 is read as it is.
 STUDY_SCHEMA_VERSION = 2
@@ -138,23 +138,10 @@ def read_study_document(directory: Path) -> dict[str, Any]:
     Raises:
         ResultError: the file is missing, damaged, of another kind, or newer than this version of depthscale.
     """
-    path = directory / STUDY_FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ResultError(f"no study at {path}; give the folder that 'depthscale compare' wrote") from error
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{path} is damaged ({error}); run the study again") from error
-    if not isinstance(document, dict) or document.get("kind") != "study":
-        raise ResultError(f"{path} is not a study; expected an object with kind 'study'")
-    version = document.get("schema_version")
-    if not isinstance(version, int) or version > STUDY_SCHEMA_VERSION:
-        raise ResultError(
-            f"{path} has schema version {version!r}; this depthscale reads up to {STUDY_SCHEMA_VERSION}: upgrade"
-        )
+    document = read_study_json(directory, "study", "compare", STUDY_SCHEMA_VERSION)
     missing = [key for key in ("name", "config", "cells") if key not in document]
     if missing:
-        raise ResultError(f"{path} lacks {', '.join(missing)}; run the study again")
+        raise ResultError(f"{directory / STUDY_FILE} lacks {', '.join(missing)}; run the study again")
     return document
 
 

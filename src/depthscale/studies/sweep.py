@@ -6,8 +6,6 @@ it, with their time and what they rest on, before their first run.
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ from typing import Any
 from rich.console import Console
 
 from depthscale.errors import ResultError
-from depthscale.runs.files import atomic_write_text
 from depthscale.runs.layout import RUNS, STUDY_FILE
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
+from depthscale.runs.study_json import timestamp, write_study_json
 from depthscale.runs.sweep_config import SweepFile
 from depthscale.studies.engine import Failure, run_jobs
 from depthscale.studies.study import training_job
@@ -72,12 +70,12 @@ def write_sweep(directory: Path, file: SweepFile) -> dict[str, Any]:
         "kind": SWEEP_KIND,
         "schema_version": SWEEP_SCHEMA_VERSION,
         "name": file.sweep.name,
-        "created": _now(),
+        "created": timestamp(),
         "stopping_rule": STOPPING_RULE,
         "config": config,
         "later_additions": [],
     }
-    _write(directory, document)
+    write_study_json(directory, document)
     return document
 
 
@@ -174,13 +172,5 @@ def _has(document: Mapping[str, Any], reason: str) -> bool:
 
 
 def _add(directory: Path, document: dict[str, Any], addition: Mapping[str, Any]) -> None:
-    document["later_additions"].append({**addition, "added": _now()})
-    _write(directory, document)
-
-
-def _write(directory: Path, document: Mapping[str, Any]) -> None:
-    atomic_write_text(directory / STUDY_FILE, json.dumps(document, indent=1) + "\n")
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    document["later_additions"].append({**addition, "added": timestamp()})
+    write_study_json(directory, document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from depthscale.runs.layout import METRICS_FILE, RUNS, STUDY_FILE
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result, result_path
 from depthscale.runs.study_config import ArmConfig
+from depthscale.runs.study_json import read_study_json
 from depthscale.runs.sweep_config import THRESHOLD_ARM, SweepFile, exponent_arm
 
 SWEEP_KIND = "sweep_study"
@@ -78,21 +78,7 @@ def read_sweep_document(directory: Path) -> dict[str, Any]:
     Raises:
         ResultError: missing, damaged, of another kind, or newer than this version of depthscale.
     """
-    path = directory / STUDY_FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ResultError(f"no sweep at {path}; give the folder that 'depthscale sweep' wrote") from error
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{path} is damaged ({error}); run the sweep again") from error
-    if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:
-        raise ResultError(f"{path} is not a sweep; expected an object with kind '{SWEEP_KIND}'")
-    if document.get("schema_version") != SWEEP_SCHEMA_VERSION:
-        raise ResultError(
-            f"{path} has schema version {document.get('schema_version')!r};"
-            f" this depthscale reads {SWEEP_SCHEMA_VERSION}: upgrade"
-        )
-    return document
+    return read_study_json(directory, SWEEP_KIND, "sweep", SWEEP_SCHEMA_VERSION)
 
 
 def is_sweep(directory: Path) -> bool:
