@@ -11,7 +11,7 @@ import pytest
 from command_line import one_line, run
 
 from depthscale.laws import LAWS, JointLaw, fit, join_arms, read_table
-from depthscale.laws.comparison import nested_test
+from depthscale.laws.nested_tests import nested_test
 from depthscale.laws.tables import ColumnMap
 
 DEPTH = LAWS["width_depth_tokens"]
@@ -50,7 +50,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_parameters_that_differ_are_found_and_the_others_are_not(found: dict[str, Any]) -> None:
     tests = {tuple(test["shared"]): test for test in found["tests"]}
-    assert {names[0] for names, test in tests.items() if len(names) == 1 and test["is_rejected"]} == {"c_l", "alpha_l"}
+    singles = {"L_0", "alpha_m", "alpha_l", "alpha_D"}
+    terms = {("c_m", "alpha_m"), ("c_l", "alpha_l"), ("c_D", "alpha_D")}
+    assert set(tests) == {(name,) for name in singles} | terms | {DEPTH.exponents, DEPTH.parameters}
+    rejected = {names for names, test in tests.items() if test["is_rejected"]}
+    assert rejected == {("alpha_l",), ("c_l", "alpha_l"), DEPTH.exponents, DEPTH.parameters}
     difference = {row["name"]: row for row in found["differences"]}
     assert set(difference) == {"L_0", "alpha_m", "alpha_l", "alpha_D"}
     for name, true in {"alpha_l": -0.4, "alpha_m": 0.0, "alpha_D": 0.0, "L_0": 0.0}.items():
@@ -124,3 +128,19 @@ def test_a_law_without_compute_is_refused(
     )
     assert run(monkeypatch, "compare-laws", table, *ARMS, "--law", str(toml), "--independent-rows") == 2
     assert "says nothing of compute" in one_line(capsys.readouterr().err)
+
+
+def test_depth_that_raises_the_loss_leaves_the_frontier_out_and_the_other_answers_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = {"stacked": TRUTH["stacked"], "looped": {**SHARED, "c_l": 0.05, "alpha_l": -0.5}}
+    table = write_arms(tmp_path / "runs.csv", truth)
+    arguments = ("--bootstrap", "100", "--flops", "1e19", "--out", str(tmp_path / "out"))
+    assert run(monkeypatch, "compare-laws", table, *ARMS, *arguments) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "At 1e+19 FLOPs: no frontier: exponent alpha_l of looped is -0." in said
+    assert said.count("not positive.") == 2  # the budget, and the crossings
+    assert "the fit in which the arms share alpha_l is not certified" in said
+    result = json.loads((tmp_path / "out" / "results" / "law_comparison.json").read_text())
+    (depth,) = [test for test in result["tests"] if test["shared"] == ["c_l", "alpha_l"]]
+    assert depth["is_rejected"]

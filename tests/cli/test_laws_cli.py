@@ -21,7 +21,7 @@ from depthscale.laws import LAWS
 DEPTH = LAWS["width_depth_tokens"]
 TRUTH = dict(zip(DEPTH.parameters, (1.75, 274.7, 6.72, 529.0, 0.945, 1.325, 0.299), strict=True))
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-QUICK = ("--bootstrap", "60", "--no-validation")
+QUICK = ("--bootstrap", "100", "--no-validation")
 
 
 def table_lines(tokens_unit: float = 1.0) -> list[str]:

@@ -12,6 +12,8 @@ from depthscale.cli.whole_numbers import whole_numbers
 #: Where neither the user nor the fit says otherwise; both are named in the answer.
 _VOCABULARY = 32_000
 _CONTEXT = 2048
+#: MLP ratios closer than that differ by rounding to whole widths.
+_SAME_RATIO = 0.02
 
 
 def allocate(
@@ -35,7 +37,7 @@ def allocate(
     ] = None,
     mlp: Annotated[
         str | None,
-        typer.Option(help="swiglu (three matrices) or gelu (two); default by the rows' MLP ratio, else swiglu."),
+        typer.Option(help="swiglu (three matrices) or gelu (two); default the rows' own or by their ratio."),
     ] = None,
     unique_tokens: Annotated[float | None, typer.Option(help="Tokens that exist; none is spent twice.")] = None,
     rounds: Annotated[
@@ -55,7 +57,7 @@ def allocate(
     from depthscale.laws.allocation.candidates import ShapeTemplate
     from depthscale.laws.allocation.recommendation import Wish, recommend
     from depthscale.laws.forms import make_forms
-    from depthscale.laws.preparation import is_gated
+    from depthscale.laws.row_shapes import is_gated
     from depthscale.laws.rows_file import ROWS_FILE, read_rows
     from depthscale.laws.stored import from_record
     from depthscale.runs.results import read_result, write_result
@@ -67,7 +69,10 @@ def allocate(
     card, level, offset, created = _facts(stored, fit_dir)
     chosen = from_record(stored["fit"]).again(read_rows(fit_dir / ROWS_FILE))
     known_ratio = card["mlp_ratio"] if ffn_ratio is None else ffn_ratio
-    gated = mlp == "swiglu" if mlp else known_ratio is None or is_gated(known_ratio)
+    # Results of an older version know no MLP.
+    kind = mlp or card.get("mlp")
+    guess = card["mlp_ratio"] or known_ratio
+    gated = kind == "swiglu" if kind else guess is None or is_gated(guess)
     mlp_ratio = (8 / 3 if gated else 4.0) if known_ratio is None else known_ratio
     assumed = []
     if (vocab or card["vocab_size"]) is None:
@@ -78,7 +83,7 @@ def allocate(
         assumed.append("parameters without embedding and head")
     if known_ratio is None:
         assumed.append(f"MLP ratio {mlp_ratio:.3g}")
-    if mlp is None:
+    if kind is None:
         assumed.append("a swiglu MLP" if gated else "a gelu MLP")
     template = ShapeTemplate(
         vocab_size=vocab or card["vocab_size"] or _VOCABULARY,
@@ -97,6 +102,7 @@ def allocate(
     result["measured"] = next(
         (test for test in stored["validation"] if test["kind"] == "extrapolation" and "coverage" in test), None
     )
+    result["notes"] = [*_unread(card, ffn_ratio, mlp, kv_heads), *result["notes"]]
     if assumed:
         result["notes"].append(f"assumed, as the fit does not know: {', '.join(assumed)}")
     result["notes"] += [f"form left out: {line}" for line in left_out]
@@ -112,6 +118,26 @@ def allocate(
     typer.echo(f"report: {page}")
 
 
+def _unread(card: dict[str, Any], ffn_ratio: float | None, mlp: str | None, kv_heads: int | None) -> list[str]:
+    """A warning for each choice that changes what a model costs, that no law reads and that the rows did not make."""
+    from depthscale.laws.row_shapes import is_gated
+
+    known = card["mlp_ratio"]
+    own = card["mlp"] or (None if known is None else "swiglu" if is_gated(known) else "gelu")
+    odd = []
+    if ffn_ratio is not None and (known is None or abs(ffn_ratio / known - 1) > _SAME_RATIO):
+        odd.append((f"an MLP ratio of {ffn_ratio:g}", "not known" if known is None else f"{known:g}"))
+    if mlp is not None and mlp != own:
+        odd.append((f"a {mlp} MLP", own or "not known"))
+    if kv_heads is not None:
+        odd.append((f"{kv_heads} key-value heads", "not known"))
+    return [
+        f"WARNING: {what} came, the rows' own is {rows}; no law here reads it, so that what it saves looks free:"
+        " the loss given is that of models built like the rows'"
+        for what, rows in odd
+    ]
+
+
 def _facts(stored: dict[str, Any], fit_dir: Path) -> tuple[dict[str, Any], float, float, str]:
     """Card, level, depth offset and time of a fit; whatever else is needed is looked for here too."""
     from depthscale.errors import ResultError
@@ -119,6 +145,7 @@ def _facts(stored: dict[str, Any], fit_dir: Path) -> tuple[dict[str, Any], float
     try:
         card = {name: stored["card"][name] for name in ("vocab_size", "mlp_ratio", "embeddings_counted")}
         _ = stored["context"], stored["fit"]["law"], [test["kind"] for test in stored["validation"]]
+        card["mlp"] = stored["card"].get("mlp")
         return card, float(stored["level"]), float(stored["cut"]["depth_offset"]), str(stored["created"])
     except (KeyError, TypeError, ValueError) as error:
         raise ResultError(f"the fit result of {fit_dir} is damaged ({error!r}); run 'depthscale fit' again") from error

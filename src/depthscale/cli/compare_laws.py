@@ -36,7 +36,7 @@ def compare_laws(
     ] = 0,
     bootstrap: Annotated[int, typer.Option(min=100, help="Replicates.")] = 1000,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of every interval.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
     independent_rows: Annotated[
         bool, typer.Option("--independent-rows", help="Take no rows as one group, whatever they share.")
     ] = False,
@@ -48,10 +48,11 @@ def compare_laws(
     from depthscale.cli.fit_input import read_law, read_objective, read_rows
     from depthscale.cli.folder_name import slug
     from depthscale.cli.json_output import print_json
-    from depthscale.errors import ConfigError
+    from depthscale.errors import ConfigError, DataError
     from depthscale.laws.card import DataCard
     from depthscale.laws.comparison_analysis import compare_rows
     from depthscale.laws.preparation import RowRule, prepare
+    from depthscale.laws.run_directories import read_runs
     from depthscale.runs.results import write_result
 
     if reference == new:
@@ -63,11 +64,22 @@ def compare_laws(
         raise ConfigError("a budget of --flops is not positive; expected FLOPs such as 1e20")
     chosen = read_law(law)
     rule = RowRule(drop_highest_losses, independent=independent_rows)
+    if directories:
+        first, second = ({run.resolve() for run in read_runs(data, arm).runs} for arm in (reference, new))
+        shared = sorted(first & second)
+        if shared:
+            raise ConfigError(
+                f"arms '{reference}' and '{new}' share {len(shared)} runs, such as {shared[0].name};"
+                " expected patterns that no run fits both of"
+            )
     prepared, notes = [], []
     for arm in (reference, new):
         only = None if by is None else (by, arm)
         rows, card, found, sources = read_rows(data, chosen, columns, None if by else arm, DataCard(), only)
-        prepared.append(prepare(rows, chosen, rule, card, None))
+        try:
+            prepared.append(prepare(rows, chosen, rule, card, None))
+        except DataError as error:
+            raise DataError(f"of arm '{arm}', whose rows are counted by themselves, {error}") from error
         notes += [f"{arm}: {note}" for note in (*found, *prepared[-1].notes)]
     answers = compare_rows(
         chosen,

@@ -8,12 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from depthscale.cli.fit_tables import plain_console
 from depthscale.reports.fit_words import ends, value
 
 
 def print_comparison(result: Mapping[str, Any]) -> None:
     """Parameters side by side, nested tests, savings and crossings."""
-    console = Console()
+    console = plain_console()
     for note in result["notes"]:
         console.print(f"Rows: {note}.", soft_wrap=True, highlight=False)
     _print_parameters(console, result)
@@ -31,7 +32,9 @@ def saving_lines(result: Mapping[str, Any]) -> list[str]:
         compute = saving["compute"]
         where = "" if low <= compute <= high else ", beyond what both arms spent"
         lead = f"At {compute:.3g} FLOPs{where}: "
-        if saving["interval"] is None:
+        if saving["reason"]:
+            lines.append(f"{lead}{saving['reason']}.")
+        elif saving["interval"] is None:
             lines.append(f"{lead}{new} never reaches the loss of {reference}.")
         elif saving["is_identified"]:
             share = f"{100 * saving['estimate']:.1f} %"
@@ -41,6 +44,8 @@ def saving_lines(result: Mapping[str, Any]) -> list[str]:
             )
         else:
             lines.append(f"{lead}the compute saved is not identified: its profile is open, or too few replicates hold.")
+    if result["no_frontier"]:
+        return [*lines, f"{result['no_frontier'].capitalize()}."]
     meetings = ", ".join(f"{compute:.3g}" for compute in result["crossings"])
     lines.append(f"The frontiers cross at {meetings} FLOPs." if meetings else "The frontiers do not cross nearby.")
     return lines
@@ -68,17 +73,19 @@ def _print_parameters(console: Console, result: Mapping[str, Any]) -> None:
 def _print_tests(console: Console, result: Mapping[str, Any]) -> None:
     table = Table(caption="may the arms share these parameters? p by groups where rows have them")
     table.add_column("shared", overflow="fold")
-    for heading in ("deviance", "constraints", "p, rows", "p, groups", ""):
+    for heading in ("deviance", "constraints", "p, rows", "p, groups"):
         table.add_column(heading, justify="right")
+    table.add_column("", no_wrap=True)
     for test in result["tests"]:
         groups = "-" if test["group_p_value"] is None else f"{test['group_p_value']:.2g}"
-        words = "differ" if test["is_rejected"] else "no difference shown"
         table.add_row(
             ", ".join(test["shared"]),
-            value(test["deviance"]),
+            "-" if test["deviance"] is None else value(test["deviance"]),
             str(test["degrees"]),
-            f"{test['p_value']:.2g}",
+            "-" if test["p_value"] is None else f"{test['p_value']:.2g}",
             groups,
-            words,
+            test["verdict"],
         )
     console.print(table)
+    for refused in [test["refused"] for test in result["tests"] if test["refused"]]:
+        console.print(refused, soft_wrap=True, highlight=False)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+_FEWEST_REPLICATES = 100
 
 
 def fit(
@@ -27,12 +30,15 @@ def fit(
         int | None, typer.Option(min=1, help="Fit only losses strictly below that rank; 1 is the highest.")
     ] = None,
     depth_offset: Annotated[float, typer.Option(help="Layers that the depth does not count, such as 2.")] = 0.0,
-    bootstrap: Annotated[int, typer.Option(min=0, help="Replicates; 0 prints profile intervals instead.")] = 1000,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="Replicates, at least 100; 0 prints profile intervals instead.")
+    ] = 1000,
     level: Annotated[float, typer.Option(help="Of every interval.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
     validation: Annotated[bool, typer.Option(help="Hold rows, architectures and the largest budgets out.")] = True,
     arm: Annotated[
-        str | None, typer.Option(help="Of a study only the runs of this arm, or of those that match, such as looped_*.")
+        str | None,
+        typer.Option(help="Of studies and runs only those of this arm, or those that match, such as looped_*."),
     ] = None,
     annealed: Annotated[
         bool | None, typer.Option("--annealed/--not-annealed", help="Every learning rate was decayed to its end.")
@@ -60,14 +66,21 @@ def fit(
 ) -> None:
     """Fit a scaling law to its proven minimum and say what the answer rests on."""
     from depthscale.cli.fit_input import read_law, read_objective, read_rows
-    from depthscale.cli.fit_tables import print_fit
+    from depthscale.cli.fit_tables import print_fit, print_rows
+    from depthscale.cli.folder_name import slug
     from depthscale.cli.json_output import print_json
+    from depthscale.errors import ConfigError
     from depthscale.laws.analysis import Question, analyze
     from depthscale.laws.card import DataCard
+    from depthscale.laws.certificate import FitError
     from depthscale.laws.preparation import RowRule, prepare
     from depthscale.laws.rows_file import ROWS_FILE, write_rows
     from depthscale.runs.results import write_result
 
+    if 0 < bootstrap < _FEWEST_REPLICATES:
+        raise ConfigError(
+            f"bootstrap came as {bootstrap}; expected at least {_FEWEST_REPLICATES} replicates, or 0 for profiles alone"
+        )
     chosen = read_law(law)
     question = Question(read_objective(objective, delta), level, bootstrap, seed, validation, context)
     rule = RowRule(
@@ -76,14 +89,20 @@ def fit(
     stated = DataCard(annealed, tokenizer, vocab, ffn_ratio, rate_tuned, embeddings_counted)
     table, card, notes, sources = read_rows(data, chosen, columns, arm, stated)
     rows = prepare(table, chosen, rule, card, context)
-    _, answers = analyze(chosen, rows, card, question)
-    directory = out or Path("runs") / f"fit-{chosen.name}"
+    try:
+        _, answers = analyze(chosen, rows, card, question)
+    except FitError:
+        # The rows say more of why than the refusal itself.
+        if not as_json:
+            print_rows(asdict(card), [*notes, *rows.notes], [asdict(finding) for finding in rows.findings])
+        raise
+    directory = out or Path("runs") / slug(f"fit-{chosen.name}")
     answers["notes"] = [*notes, *answers["notes"]]
     result: dict[str, Any] = {
         "sources": sources,
         "columns": columns,
         "cut": {"rule": rule.words, "depth_offset": depth_offset},
-        "context": context,
+        "context": context or card.context_length,
         **answers,
     }
     write_rows(directory / ROWS_FILE, rows.base)

@@ -52,7 +52,7 @@ def read_rows(
         paths: one table, or study and run directories.
         law: whose columns are read.
         columns: names and units of the table's columns.
-        arm: of directories only the runs of this arm.
+        arm: of directories only the runs of this arm, or of those that match.
         stated: what the user says of the rows.
         only: of a table only the rows that have this text in this column.
     """
@@ -72,9 +72,8 @@ def read_rows(
         return found.data, replace(found.card, **given), list(found.notes), [{"name": path.name} for path in paths]
     if len(paths) > 1 or arm is not None:
         raise ConfigError(f"{len(paths)} paths came; expected one table, or study and run directories (with --arm)")
-    table = read_columns(paths[0])
-    if only is not None:
-        table = rows_where(table, *only)
+    whole = read_columns(paths[0])
+    table = whole if only is None else rows_where(whole, *only)
     digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
-    rows, notes = rows_from_table(table, law, columns)
+    rows, notes = rows_from_table(table, law, columns, whole)
     return rows, stated, notes, [{"name": paths[0].name, "sha256": digest}]

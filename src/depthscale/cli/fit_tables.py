@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,15 +12,26 @@ from depthscale.laws.preparation import shown_rows
 from depthscale.reports.fit_words import allocation_sentences, card_lines, ends, error_words, sentences, value
 
 
-def print_fit(result: Mapping[str, Any]) -> None:
-    """The data card and what is odd about the rows, then the answers."""
-    console = Console()
-    console.print("Data card: " + "; ".join(f"{name}: {answer}" for name, answer in card_lines(result["card"])))
-    for note in result["notes"]:
+def plain_console() -> Console:
+    """A console that shows the user's own names as they are: ``[looped]`` is an arm and no style."""
+    return Console(markup=False, emoji=False)
+
+
+def print_rows(card: Mapping[str, Any], notes: Sequence[str], findings: Sequence[Mapping[str, Any]]) -> None:
+    """The data card, what was done to the rows and what is odd about them: what a refused fit has to show too."""
+    console = plain_console()
+    console.print("Data card: " + "; ".join(f"{name}: {answer}" for name, answer in card_lines(card)))
+    for note in notes:
         console.print(f"Rows: {note}.", soft_wrap=True)
-    for finding in result["findings"]:
+    for finding in findings:
         where = f" (rows {shown_rows(tuple(finding['rows']))})" if finding["rows"] else ""
         console.print(f"Look at: {finding['message']}{where}.", soft_wrap=True)
+
+
+def print_fit(result: Mapping[str, Any]) -> None:
+    """The data card and what is odd about the rows, then the answers."""
+    print_rows(result["card"], result["notes"], result["findings"])
+    console = plain_console()
     _print_parameters(console, result)
     _print_audit(console, result)
     for lead, rest in sentences(result):
@@ -41,7 +52,7 @@ def print_fit(result: Mapping[str, Any]) -> None:
 
 def print_allocation(result: Mapping[str, Any]) -> None:
     """Title, shape and everything around it."""
-    console = Console()
+    console = plain_console()
     console.print(result["title"], style="bold", soft_wrap=True, highlight=False)
     for lead, rest in allocation_sentences(result):
         console.print(f"{lead}: {rest}", soft_wrap=True, highlight=False)

@@ -9,7 +9,7 @@ from depthscale.laws.allocation.allocate import Allocation, Form, allocate, most
 from depthscale.laws.allocation.candidates import Candidates, Limits, ShapeTemplate, enumerate_candidates
 from depthscale.laws.card import DataCard, Finding, best_over_rates, finished_rows, inspect_rows
 from depthscale.laws.certificate import Certificate, FitError
-from depthscale.laws.comparison import Comparison, NestedTest, Saving, compare, compute_saved
+from depthscale.laws.comparison import Comparison, Saving, compare, compute_saved
 from depthscale.laws.conventions import Audit, AuditRow, audit, standard_conventions
 from depthscale.laws.coverage import Coverage, simulate_coverage
 from depthscale.laws.fitting import Fit, examine, fit, search
@@ -32,6 +32,7 @@ from depthscale.laws.isoflop import Parabola, fit_parabola, parabola_bias
 from depthscale.laws.joint import JointLaw, join_arms
 from depthscale.laws.law import AdditiveLaw, Factor, Law, Term
 from depthscale.laws.library import LAWS, SMELT_PRINTED, get_law
+from depthscale.laws.nested_tests import NestedTest
 from depthscale.laws.objective import Objective
 from depthscale.laws.observations import Observations
 from depthscale.laws.profiling import ProfileInterval, profile

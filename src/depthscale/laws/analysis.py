@@ -89,7 +89,7 @@ def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question
     if question.num_replicates:
         clusters = rows.base.groups is not None
         draws = bootstrap(found, question.num_replicates, question.seed, clusters=clusters)
-    budget = closed_budget(law, rows.base)
+    budget, uncounted = _budget(law, rows)
     negative = [] if budget is None else open_exponents(found, budget)
     costs = budget
     budget = None if negative else budget
@@ -142,8 +142,22 @@ def analyze(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question
         "map": None if budget is None else closed_map(found, budget, compute),
     }
     open_ = [f"loss does not fall in {', '.join(negative)}: no frontier is given"] if negative else []
-    result["warnings"] = [*card.warnings, *identified.warnings, *open_, *_warnings(result)]
+    result["warnings"] = [*card.warnings, *identified.warnings, *uncounted, *open_, *_warnings(result)]
     return found, result
+
+
+def _budget(law: AdditiveLaw, rows: Prepared) -> tuple[Budget | None, list[str]]:
+    """What the rows cost, or why no frontier is given."""
+    try:
+        budget = closed_budget(law, rows.base, rows.depth_offset)
+    except DataError as error:
+        return None, [str(error)]
+    if budget is None and "tokens" in law.columns:
+        return None, [
+            f"law '{law.name}' has no closed frontier, so none is given: that needs sizes and tokens in a term of their"
+            " own each, as inverse powers, such as width, depth and tokens"
+        ]
+    return budget, []
 
 
 def _bootstrap_facts(draws: Bootstrap | None, question: Question) -> dict[str, Any] | None:
@@ -166,6 +180,8 @@ def _audit(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question)
         "depth" if "depth" in law.columns else None,
         card.vocab_size if card.embeddings_counted else None,
         question.context,
+        rows.depth_offset,
+        any(note.startswith("tokens were derived") for note in rows.notes),
     )
     same = [n for n, d in conventions.items() if isinstance(d, Observations) and d.digest == rows.base.digest]
     for name in same:
@@ -212,11 +228,12 @@ def _as_data(test: Callable[[], HeldOut]) -> dict[str, Any]:
 
 
 def _envelope(law: AdditiveLaw, data: Observations, objective: Objective) -> dict[str, Any] | None:
-    """The fit of the best rate of each setting, where several rates were run."""
+    """The fit of the best rate of each setting, where several rates were run; repeats of a rate count by their mean."""
     if "rate" not in data.columns:
         return None
-    best = best_over_rates(data, list(law.columns))
-    if best.num_rows == data.num_rows:
+    means = _means_of_repeats(data, [*law.columns, "rate"])
+    best = best_over_rates(means, list(law.columns))
+    if best.num_rows == means.num_rows:
         return None
     found = search(law, best, objective)
     holds = found.certificate.holds
@@ -225,6 +242,15 @@ def _envelope(law: AdditiveLaw, data: Observations, objective: Objective) -> dic
         "parameters": found.parameters if holds else None,
         "reasons": list(found.certificate.reasons),
     }
+
+
+def _means_of_repeats(data: Observations, names: list[str]) -> Observations:
+    """Rows that agree in ``names`` (seeds of one run) as one row with their mean loss: the least of them is luck."""
+    codes = data.grouped_by(names).group_codes
+    first = np.unique(codes, return_index=True)[1]
+    counts = np.bincount(codes, data.row_weights).astype(np.float64)
+    means = np.bincount(codes, data.row_weights * data.loss) / counts
+    return replace(data.take(first), loss=means, weights=None if data.weights is None else counts)
 
 
 def _attempt(work: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.budget import ModelShape, count_parameters
+from depthscale.budget.parameters import MlpKind
 from depthscale.errors import ConfigError, DataError
 from depthscale.laws.observations import Observations
 
@@ -18,6 +19,10 @@ Array = NDArray[np.float64]
 TOLERANCE = 0.02
 #: FLOPs over 6 N D further from 1 than this factor are a matter of units and not of convention.
 UNIT_FACTOR = 100.0
+#: Columns of amounts, which no row has none of.
+AMOUNTS = ("parameters", "tokens", "flops")
+#: Only runs say these; nobody is asked.
+_NEVER_ASKED = ("mlp", "context_length")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class DataCard:
         mlp_ratio: inner width over width of the MLP.
         rate_tuned: the learning rate was tuned for each size.
         embeddings_counted: ``parameters`` holds the embedding.
+        mlp: ``swiglu`` or ``gelu``, where runs say so.
+        context_length: T, where runs say so.
     """
 
     annealed: bool | None = None
@@ -39,6 +46,8 @@ class DataCard:
     mlp_ratio: float | None = None
     rate_tuned: bool | None = None
     embeddings_counted: bool | None = None
+    mlp: MlpKind | None = None
+    context_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.mlp_ratio is not None and not 0 < self.mlp_ratio < math.inf:
@@ -46,8 +55,9 @@ class DataCard:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """Names of what is not known."""
-        return tuple(field.name for field in fields(self) if getattr(self, field.name) is None)
+        """Names of what is asked and not known."""
+        asked = (field.name for field in fields(self) if field.name not in _NEVER_ASKED)
+        return tuple(name for name in asked if getattr(self, name) is None)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -80,7 +90,11 @@ def inspect_rows(data: Observations) -> tuple[Finding, ...]:
 
     Losses that are not positive are refused earlier, when :class:`Observations` is made. Columns that are used where
     they exist: ``parameters``, ``tokens``, ``flops``, ``step`` with ``total_steps``.
+
+    Raises:
+        DataError: an amount is not positive and finite, or a step not finite.
     """
+    require_amounts(data)
     findings = []
     table = np.stack([*data.columns.values(), data.loss], axis=1)
     _, first, codes = np.unique(table, axis=0, return_index=True, return_inverse=True)
@@ -113,18 +127,57 @@ def inspect_rows(data: Observations) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
+def require_amounts(data: Observations) -> None:
+    """Amounts must be positive and finite, steps finite, whether the law reads them or not.
+
+    Raises:
+        DataError: the first row where one is not.
+    """
+    for name in AMOUNTS:
+        require_numbers(data, name, positive=True)
+    for name in ("step", "total_steps"):
+        require_numbers(data, name)
+
+
+def require_numbers(data: Observations, name: str, *, positive: bool = False) -> None:
+    """A column, where there is one, must be finite and, if asked, positive.
+
+    Raises:
+        DataError: the first row where it is not.
+    """
+    if name not in data.columns:
+        return
+    values = data.columns[name]
+    odd = np.flatnonzero(~(np.isfinite(values) & (values > 0 if positive else True)))
+    if len(odd):
+        raise DataError(
+            f"column '{name}' has {float(values[odd[0]])} in row {odd[0]};"
+            f" expected {'positive ' if positive else ''}finite numbers: mend the row or delete it"
+        )
+
+
+def is_finished(data: Observations) -> NDArray[np.bool_]:
+    """Which rows [n] are at the end of their schedule; all where ``step`` and ``total_steps`` are not there.
+
+    Raises:
+        DataError: no row is finished.
+    """
+    if not {"step", "total_steps"} <= set(data.columns):
+        return np.ones(data.num_rows, dtype=np.bool_)
+    done: NDArray[np.bool_] = data.columns["step"] >= data.columns["total_steps"]
+    if not done.any():
+        raise DataError("no row reaches its total_steps; expected finished runs, or leave step out of the columns")
+    return done
+
+
 def finished_rows(data: Observations) -> Observations:
     """Rows at the end of their schedule; all rows where ``step`` and ``total_steps`` are not there.
 
     Raises:
         DataError: no row is finished.
     """
-    if not {"step", "total_steps"} <= set(data.columns):
-        return data
-    done = data.columns["step"] >= data.columns["total_steps"]
-    if not done.any():
-        raise DataError("no row reaches its total_steps; expected finished runs, or leave step out of the columns")
-    return data.take(done)
+    done = is_finished(data)
+    return data if done.all() else data.take(done)
 
 
 def best_over_rates(data: Observations, settings: list[str]) -> Observations:

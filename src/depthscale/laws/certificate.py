@@ -137,9 +137,17 @@ def reasons_against(
     scale_shift: float | None,
     agreeing: int,
     num_starts: int,
+    num_rows: int,
+    num_free: int,
 ) -> tuple[str, ...]:
     """Every check that fails, in words."""
     reasons = []
+    if num_rows <= num_free:
+        # The law then passes through its rows, and every interval would have no width.
+        reasons.append(
+            f"{num_rows} rows came for {num_free} free parameters; expected more rows than parameters:"
+            " fix a parameter or add rows"
+        )
     if not exact and scaled_gradient > LARGEST_SCALED_GRADIENT:
         reasons.append(f"the scaled gradient is {scaled_gradient:.1e}, expected at most {LARGEST_SCALED_GRADIENT:.0e}")
     if not exact and step_in_errors > LARGEST_STEP_IN_ERRORS:

@@ -9,49 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import f as f_distribution
 
 from depthscale.errors import ConfigError
-from depthscale.laws.fitting import DEFAULT_OBJECTIVE, Fit, fit
+from depthscale.laws.certificate import FitError
+from depthscale.laws.fitting import DEFAULT_OBJECTIVE, Fit, search
 from depthscale.laws.frontier import Budget, compute_for_loss, optimal_loss
-from depthscale.laws.joint import ARM_COLUMN, JointLaw, join_arms, of_arm
+from depthscale.laws.identification import identifiability
+from depthscale.laws.joint import ARM_COLUMN, JointLaw, arm_parameter, join_arms, of_arm
 from depthscale.laws.law import AdditiveLaw
+from depthscale.laws.nested_tests import NestedTest, hypotheses, nested_test
 from depthscale.laws.objective import Objective
 from depthscale.laws.observations import Observations
-from depthscale.laws.profiling import deviance, profile
+from depthscale.laws.profiling import profile
 from depthscale.laws.quantities import Quantity
 from depthscale.laws.resampling import Bootstrap, bootstrap
-from depthscale.laws.wald import group_p_value
 
 Array = NDArray[np.float64]
 Values = NDArray[Any]
 
-_LEVEL = 0.05  # of nested tests
-
-
-@dataclass(frozen=True)
-class NestedTest:
-    """Does sharing these parameters between the arms cost more than chance?
-
-    Attributes:
-        shared: names that are made common.
-        deviance: (SS_shared / SS_free - 1) (n - P); under Huber its robust counterpart.
-        degrees: constraints.
-        p_value: of F(degrees, n - P) at deviance / degrees; rows count as independent.
-        group_p_value: of a Wald test in which groups count (:mod:`~depthscale.laws.wald`); None without groups, or with
-            too few of them for that many constraints.
-    """
-
-    shared: tuple[str, ...]
-    deviance: float
-    degrees: int
-    p_value: float
-    group_p_value: float | None
-
-    @property
-    def is_rejected(self) -> bool:
-        """The arms differ in these parameters at 5 %, by groups where rows have them."""
-        return (self.p_value if self.group_p_value is None else self.group_p_value) < _LEVEL
+_ROUNDING = 1e-9  # of the loss: frontiers that lie closer than that are one
 
 
 @dataclass(frozen=True)
@@ -60,12 +36,13 @@ class Saving:
 
     Attributes:
         compute: the reference's budget.
-        estimate: share saved; negative where the new arm costs more, nan where it never reaches the loss.
-        interval: from the profile likelihood of C_new / C_ref; -inf where the cost has no upper end, None where the
-            new arm never reaches the loss.
+        estimate: share saved; negative where the new arm costs more, nan where there is none.
+        interval: from the profile likelihood of C_new / C_ref; -inf where the cost has no upper end, None where there
+            is no estimate.
         bootstrap_interval: percentiles; None where the profile is open ("not identified") or more than a tenth of the
             replicates is not certified.
         bootstrap_kind: ``rows``, ``clusters``, or ``paired clusters`` where groups have rows in both arms.
+        reason: why there is no estimate: an arm has no frontier, or the new one never reaches the loss.
     """
 
     compute: float
@@ -73,6 +50,7 @@ class Saving:
     interval: tuple[float, float] | None
     bootstrap_interval: tuple[float, float] | None
     bootstrap_kind: str
+    reason: str | None = None
 
     @property
     def is_identified(self) -> bool:
@@ -86,10 +64,11 @@ class Comparison:
 
     Attributes:
         joint: the fit with no parameter shared.
-        tests: one per parameter, then all exponents, then everything.
+        tests: of the floor, each exponent, each term's coefficient with its exponents, all exponents, everything.
         savings: one per budget.
         crossings: budgets at which the two frontiers meet, ascending.
         draws: the replicates behind the savings' intervals.
+        no_frontier: which exponents are not positive, so that there are neither savings nor crossings; None else.
     """
 
     joint: Fit
@@ -97,6 +76,7 @@ class Comparison:
     savings: tuple[Saving, ...]
     crossings: tuple[float, ...]
     draws: Bootstrap
+    no_frontier: str | None = None
 
 
 def compare(
@@ -109,6 +89,7 @@ def compare(
     num_replicates: int = 1000,
     seed: int = 0,
     level: float = 0.95,
+    names: tuple[str, str] = ("reference", "new"),
 ) -> Comparison:
     """Fit both arms jointly, test what differs and value it in compute.
 
@@ -122,29 +103,24 @@ def compare(
         num_replicates: of the paired bootstrap.
         seed: of the draws.
         level: of the intervals.
+        names: of the arms in words, reference first; parameters are named by their part all the same.
 
     Raises:
-        FitError: a fit is not certified.
+        FitError: the fit in which nothing is shared is not certified.
     """
     joint_law = JointLaw(law, ("reference", "new"))
-    joint = fit(joint_law, join_arms([reference, new]), objective)
-    sets = [(name,) for name in law.parameters] + [law.exponents, law.parameters]
-    tests = tuple(nested_test(joint, joint_law, names) for names in dict.fromkeys(sets))
+    joint = _joint_fit(joint_law, (reference, new), objective, names)
+    tests = tuple(nested_test(joint, joint_law, shared) for shared in hypotheses(law))
     draws = bootstrap(joint, num_replicates, seed, clusters=reference.groups is not None)
-    savings = tuple(_saving(joint, joint_law, budget, compute, draws, level) for compute in computes)
+    reason = _no_frontier(joint, joint_law, budget, names)
+    if reason is not None:
+        kind = _bootstrap_kind(joint.data)
+        nothing = tuple(Saving(compute, float("nan"), None, None, kind, reason) for compute in computes)
+        return Comparison(joint, tests, nothing, (), draws, reason)
+    never = f"{names[1]} never reaches the loss of {names[0]}"
+    savings = tuple(_saving(joint, joint_law, budget, compute, draws, level, never) for compute in computes)
     meetings = crossings(joint, joint_law, budget, min(computes), max(computes))
     return Comparison(joint, tests, savings, meetings, draws)
-
-
-def nested_test(joint: Fit, law: JointLaw, shared: Sequence[str]) -> NestedTest:
-    """Refit with ``shared`` common to all arms and compare."""
-    pairs = law.pairs(shared)
-    restricted = fit(law, joint.data, joint.objective, shared=pairs)
-    rise = float(deviance(joint, restricted.total))
-    degrees = len(pairs)
-    spare = max(joint.data.num_weighted_rows - joint.num_free, 1)
-    alone = float(f_distribution.sf(rise / degrees, degrees, spare))
-    return NestedTest(tuple(shared), rise, degrees, alone, group_p_value(joint, pairs))
 
 
 def cost_quantity(law: JointLaw, budget: Budget, compute: float) -> Quantity:
@@ -189,28 +165,65 @@ def crossings(joint: Fit, law: JointLaw, budget: Budget, lowest: float, highest:
     parameters = _arrays(joint.parameters)
 
     def gap(log_compute: float) -> float:
+        """Of the losses, relative."""
         first, second = (
             optimal_loss(law.base, of_arm(parameters, law.base, arm), budget, float(np.exp(log_compute)))
             for arm in law.arms[:2]
         )
-        return float(first - second)
+        return float(first / second - 1)
 
     grid = np.linspace(np.log(lowest / 100), np.log(highest * 100), 200)
     values = np.array([gap(x) for x in grid])
+    # Arms that are the same to rounding would cross wherever rounding does.
+    apart = np.abs(values) > _ROUNDING
+    grid, values = grid[apart], values[apart]
     signs = np.flatnonzero(np.sign(values[:-1]) * np.sign(values[1:]) < 0)
     return tuple(float(np.exp(brentq(gap, grid[i], grid[i + 1]))) for i in signs)
 
 
-def _saving(joint: Fit, law: JointLaw, budget: Budget, compute: float, draws: Bootstrap, level: float) -> Saving:
+def _joint_fit(law: JointLaw, arms: tuple[Observations, ...], objective: Objective, names: Sequence[str]) -> Fit:
+    """Nothing shared; refused with the arm and the parameters that the rows do not determine."""
+    for name, part in zip(names, arms, strict=True):
+        if part.num_weighted_rows <= len(law.base.parameters):
+            raise FitError(
+                f"arm '{name}' has {part.num_weighted_rows} rows for {len(law.base.parameters)} parameters of law"
+                f" '{law.base.name}'; expected more rows than parameters"
+            )
+    joint = search(law, join_arms(arms, names), objective)
+    if joint.certificate.holds:
+        return joint
+    for name, part in zip(names, arms, strict=True):
+        alone = search(law.base, part, objective)
+        if not alone.certificate.holds:
+            reasons = "; ".join((*alone.certificate.reasons, *identifiability(alone).warnings))
+            raise FitError(f"the fit of arm '{name}' is not certified: {reasons}")
+    raise FitError(f"the fit of both arms at once is not certified: {'; '.join(joint.certificate.reasons)}")
+
+
+def _no_frontier(joint: Fit, law: JointLaw, budget: Budget, names: Sequence[str]) -> str | None:
+    """Arms whose loss does not fall in a column that compute is spread over, by exponent."""
+    found = []
+    for name, arm in zip(names, law.arms, strict=True):
+        for column in budget.powers:
+            exponent = law.base.factor_of(column)[1].exponent
+            value = joint.parameters[arm_parameter(exponent, arm)]
+            if value <= 0:
+                found.append(f"exponent {exponent} of {name} is {value:.3g}, not positive")
+    return f"no frontier: {', '.join(found)}" if found else None
+
+
+def _saving(
+    joint: Fit, law: JointLaw, budget: Budget, compute: float, draws: Bootstrap, level: float, never: str
+) -> Saving:
     kind = _bootstrap_kind(joint.data)
     quantity = cost_quantity(law, budget, compute)
     cost = float(quantity.function(_arrays(joint.parameters)))
     if not np.isfinite(cost):
-        return Saving(compute, float("nan"), None, None, kind)
+        return Saving(compute, float("nan"), None, None, kind, never)
     profiled = profile(joint, [quantity], level)[0]
     interval = (1 - profiled.upper, 1 - profiled.lower)
     # A resample whose new arm never reaches the loss costs without end.
-    costs = np.nan_to_num(draws.values(quantity), nan=np.inf)
+    costs = np.nan_to_num(draws.values(quantity), nan=np.inf, posinf=np.inf)
     low, high = np.quantile(costs, [(1 - level) / 2, (1 + level) / 2], method="nearest")
     closed = profiled.is_closed and np.isfinite(high) and draws.is_sound
     return Saving(compute, 1 - cost, interval, (float(1 - high), float(1 - low)) if closed else None, kind)

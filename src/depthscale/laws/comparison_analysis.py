@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.errors import DataError
-from depthscale.laws.comparison import Comparison, NestedTest, compare
+from depthscale.laws.comparison import Comparison, compare
 from depthscale.laws.interval_rows import interval_row
 from depthscale.laws.joint import arm_parameter
 from depthscale.laws.law import AdditiveLaw
+from depthscale.laws.nested_tests import NestedTest
 from depthscale.laws.objective import Objective
 from depthscale.laws.observations import Observations
 from depthscale.laws.profiling import profile
@@ -51,7 +52,7 @@ def compare_rows(
         level: of every interval.
 
     Returns:
-        Plain data: law, arms, rows, joint (fit), differences, tests, savings, crossings, bootstrap.
+        Plain data: law, arms, rows, joint (fit), differences, tests, savings, crossings, no_frontier, bootstrap.
 
     Raises:
         FitError: the fit of an arm is not certified.
@@ -70,7 +71,7 @@ def compare_rows(
         if shared[0] > shared[1]:
             raise DataError("the two arms have no budget in common; name one with --flops")
         computes = np.geomspace(*shared, _NUM_COMPUTES).tolist()
-    found = compare(law, reference, new, budget, computes, objective, num_replicates, seed, level)
+    found = compare(law, reference, new, budget, computes, objective, num_replicates, seed, level, names)
     return {
         "law": law.to_dict(),
         "arms": list(names),
@@ -90,6 +91,7 @@ def compare_rows(
         "tests": [_test_data(test) for test in found.tests],
         "savings": [{**asdict(saving), "is_identified": saving.is_identified} for saving in found.savings],
         "crossings": list(found.crossings),
+        "no_frontier": found.no_frontier,
     }
 
 
@@ -130,4 +132,4 @@ def _differences(law: AdditiveLaw, found: Comparison, level: float) -> list[dict
 
 
 def _test_data(test: NestedTest) -> dict[str, Any]:
-    return {**asdict(test), "shared": list(test.shared), "is_rejected": test.is_rejected}
+    return {**asdict(test), "shared": list(test.shared), "is_rejected": test.is_rejected, "verdict": test.verdict}

@@ -21,7 +21,8 @@ from depthscale.laws.standard_errors import robust_covariance
 
 #: Ranks of the loss at which rows are cut; 40 is arXiv 2602.05970's, 5 rows is arXiv 2404.10102's.
 ROWS_CUT_AT_RANK = (5, 20, 40, 60)
-DEPTH_OFFSETS = (1.0, 2.0)
+#: Layers that the depth may leave out; each is tried that the base does not have.
+DEPTH_OFFSETS = (0.0, 1.0, 2.0)
 OBJECTIVES: Mapping[str, Objective] = {
     "squares of log loss": Objective("log_squares"),
     "Huber of log loss": Objective("log_huber"),
@@ -95,16 +96,20 @@ def standard_conventions(
     depth: str | None = "depth",
     vocab_size: int | None = None,
     context_length: int | None = None,
+    depth_offset: float = 0.0,
+    tokens_derived: bool = False,
 ) -> dict[str, Observations | DataError]:
     """The conventions that these columns allow, each changed alone.
 
     Args:
         everything: all rows, none dropped: other cuts are made from it.
-        base: the rows that are fitted. With columns ``parameters`` and ``flops`` (totals) their tokens can be counted
-            again; with ``width`` and ``depth`` too, embeddings and attention can be.
+        base: the rows that are fitted. With columns ``parameters`` (totals) and ``width`` the embedding can be left
+            out; where their tokens were derived from ``flops``, they are counted again, with attention too.
         depth: column that depth - k applies to; None where the law has none.
         vocab_size: rows of the embedding, to leave it out of ``parameters``.
         context_length: T, to count attention in the FLOPs.
+        depth_offset: layers that the column ``depth`` of the rows leaves out already.
+        tokens_derived: tokens are no column of the table but FLOPs / (6 * parameters); a table's own stay.
     """
     conventions: dict[str, Observations | DataError] = {"no row dropped": everything}
     for rank in ROWS_CUT_AT_RANK:
@@ -113,19 +118,33 @@ def standard_conventions(
             conventions[name] = _attempt(partial(everything.below_loss_rank, rank))
     if depth is not None:
         for offset in DEPTH_OFFSETS:
-            values = base.column(depth) - offset
+            if offset == depth_offset:
+                continue
+            values = base.column(depth) + depth_offset - offset
             if (values > 0).all():
-                conventions[f"{depth} - {offset:g}"] = base.with_column(depth, values)
-    if {"parameters", "flops", "width"} <= set(base.columns):
-        if vocab_size is not None:
-            conventions["embeddings not counted"] = _attempt(partial(without_embeddings, base, vocab_size))
-        if context_length is not None and "depth" in base.columns:
-            conventions["attention counted in FLOPs"] = _attempt(partial(with_attention_flops, base, context_length))
+                name = f"{depth} - {offset:g}" if offset else "every layer counted"
+                conventions[name] = base.with_column(depth, values)
+    if vocab_size is not None and {"parameters", "width"} <= set(base.columns):
+        leave_out = without_embeddings if tokens_derived else without_embedding_parameters
+        conventions["embeddings not counted"] = _attempt(partial(leave_out, base, vocab_size))
+    if tokens_derived and context_length is not None and {"parameters", "flops", "width", "depth"} <= set(base.columns):
+        counted = partial(with_attention_flops, base, context_length, depth_offset)
+        conventions["attention counted in FLOPs"] = _attempt(counted)
     return conventions
 
 
 def without_embeddings(data: Observations, vocab_size: int) -> Observations:
-    """parameters - V * width, and tokens = flops / (6 * that). One tied table is assumed.
+    """parameters - V * width, and tokens = flops / (6 * that), for rows whose tokens were derived so.
+
+    Raises:
+        DataError: the table alone is larger than a row's parameters.
+    """
+    less = without_embedding_parameters(data, vocab_size)
+    return less.with_column("tokens", data.column("flops") / (6 * less.column("parameters")))
+
+
+def without_embedding_parameters(data: Observations, vocab_size: int) -> Observations:
+    """parameters - V * width; tokens stay. One tied table is assumed.
 
     Raises:
         DataError: the table alone is larger than a row's parameters.
@@ -137,13 +156,12 @@ def without_embeddings(data: Observations, vocab_size: int) -> Observations:
             f"row {row} has fewer parameters than its embedding of {vocab_size} rows; expected"
             " total parameters and the model's own vocabulary"
         )
-    tokens = data.column("flops") / (6 * parameters)
-    return data.with_column("parameters", parameters).with_column("tokens", tokens)
+    return data.with_column("parameters", parameters)
 
 
-def with_attention_flops(data: Observations, context_length: int) -> Observations:
+def with_attention_flops(data: Observations, context_length: int, depth_offset: float = 0.0) -> Observations:
     """tokens = flops / (6 N + 12 l m T): attention at full T^2, as ``depthscale.budget`` counts it."""
-    attention = 12 * data.column("depth") * data.column("width") * context_length
+    attention = 12 * (data.column("depth") + depth_offset) * data.column("width") * context_length
     return data.with_column("tokens", data.column("flops") / (6 * data.column("parameters") + attention))
 
 

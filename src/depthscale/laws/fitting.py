@@ -261,6 +261,8 @@ def _certified(
         shift,
         agreeing,
         len(ends),
+        data.num_weighted_rows,
+        len(z) - len(held),
     )
     certificate = Certificate(
         float(at.scaled_gradient[0]),

@@ -137,7 +137,8 @@ def _candidates(chosen: Fit, law: AdditiveLaw, depth_offset: float) -> list[_Can
         if sized is not None:
             found.append(_Candidate("parameters and tokens alone", CHINCHILLA, sized, objective))
     if set(law.columns) == set(CHINCHILLA.columns) and {"width", "depth"} <= set(data.columns):
-        found.append(_Candidate("width, depth and tokens", WIDTH_DEPTH_TOKENS, data, objective))
+        name = "width, depth and tokens"
+        found.append(_Candidate(name, WIDTH_DEPTH_TOKENS, data, objective, depth_offset=depth_offset))
     others = [kind for kind in _OBJECTIVES if kind != objective.kind]
     for number, kind in enumerate(others):
         name = f"{law.name}, {_OBJECTIVE_WORDS[kind]}"

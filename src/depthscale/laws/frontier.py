@@ -6,6 +6,9 @@ Minimize sum_j c_j x_j^-a_j under a budget C = multiplier * prod_j x_j^k_j:
     L - L_0 ~ C^-1/(sum_j k_j / a_j)
 
 Width-depth-tokens under C = 72 m^2 l D, Chinchilla under C = 6 N D, and N = 12 m^2 l alone are of this kind.
+
+Where a law reads a column less some units that cost as the others do (x = depth - 2 under C = 72 m^2 (x + 2) D), one
+equation in ln x is left, whose root is taken by Newton's method.
 """
 
 from __future__ import annotations
@@ -34,12 +37,15 @@ class Budget:
         multiplier: constant in front.
         held: other columns of the law, at the values they stay at (SMELT's active share, rounds).
         held_powers: power of those held columns that cost something too (rounds).
+        offsets: units that a chosen column leaves out and that cost as its others do (layers a depth does not count);
+            at most one column.
     """
 
     powers: Mapping[str, float]
     multiplier: float = 1.0
     held: Mapping[str, float] = field(default_factory=dict)
     held_powers: Mapping[str, float] = field(default_factory=dict)
+    offsets: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.powers or not all(power > 0 for power in self.powers.values()):
@@ -49,6 +55,8 @@ class Budget:
         free = [name for name in self.held_powers if name not in self.held]
         if free:
             raise ConfigError(f"{', '.join(free)} came with a power but no value in 'held'; expected both")
+        if len(self.offsets) > 1 or not set(self.offsets) <= set(self.powers):
+            raise ConfigError(f"offsets came as {dict(self.offsets)!r}; expected at most one, of a column with a power")
 
     @property
     def constant(self) -> float:
@@ -60,9 +68,16 @@ class Budget:
         powers = {**self.powers, **self.held_powers}
         total: Values = np.asarray(self.multiplier)
         for name, power in powers.items():
-            total = total * columns.get(name, np.asarray(self.held.get(name, math.nan))) ** power
+            values = columns.get(name, np.asarray(self.held.get(name, math.nan)))
+            total = total * (values + self.offsets.get(name, 0.0)) ** power
         return total
 
+    def as_built(self, column: str, values: Values) -> Values:
+        """A column with what the law leaves out of it: a depth that counts every layer."""
+        return values + self.offsets.get(column, 0.0)
+
+
+_NEWTON_STEPS = 20
 
 #: Parameters of a block over width squared: 4 of attention and 8 of the MLP.
 BLOCK_PARAMETERS = 12.0
@@ -89,7 +104,9 @@ def smelt_flops(active_share: float) -> Budget:
 def optimal_shape(
     law: AdditiveLaw, parameters: Mapping[str, Values], budget: Budget, compute: Values | float
 ) -> dict[str, Values]:
-    """The chosen columns at the optimum of each budget; everything broadcasts, complex steps pass through.
+    """The chosen columns, as the law reads them, at the optimum of each budget.
+
+    Everything broadcasts, complex steps pass through.
 
     Example:
         >>> from depthscale.laws.library import CHINCHILLA
@@ -101,10 +118,19 @@ def optimal_shape(
     logs, rate = _log_slopes(law, parameters, budget)
     total = sum(budget.powers[c] / parameters[f.exponent] * logs[c] for c, (_, f) in _chosen(law, budget).items())
     log_price = (total + np.log(budget.constant) - np.log(compute)) / rate
-    return {
-        column: np.exp((logs[column] - log_price) / parameters[factor.exponent])
-        for column, (_, factor) in _chosen(law, budget).items()
-    }
+    exponents = {column: parameters[factor.exponent] for column, (_, factor) in _chosen(law, budget).items()}
+    found: dict[str, Values] = {}
+    for column, offset in budget.offsets.items():
+        exponent = exponents[column]
+        log_value = (logs[column] - log_price) / exponent
+        log_value = _with_offset(log_value, offset, exponent, rate, budget.powers[column])
+        # The optimum's condition for this column: a c x^-a (1 + offset / x) / k = price.
+        log_price = logs[column] - exponent * log_value + np.log(1 + offset * np.exp(-log_value))
+        found[column] = np.exp(log_value)
+    for column, exponent in exponents.items():
+        if column not in found:
+            found[column] = np.exp((logs[column] - log_price) / exponent)
+    return {column: found[column] for column in exponents}
 
 
 def optimal_loss(law: AdditiveLaw, parameters: Mapping[str, Values], budget: Budget, compute: Values | float) -> Values:
@@ -122,7 +148,12 @@ def compute_for_loss(
     """The smallest budget that reaches ``loss``: the frontier the other way round.
 
     Not above the floor gives nan. L - L_0 = reference * C^-exponent exactly, so one point fixes the curve.
+
+    Raises:
+        ConfigError: the budget has an offset, under which the frontier is no single power.
     """
+    if budget.offsets:
+        raise ConfigError(f"the budget counts {', '.join(budget.offsets)} with an offset; expected one without")
     exponent = frontier_exponent(law, parameters, budget)
     floor = parameters[law.floor] if law.floor else 0.0
     reference = optimal_loss(law, parameters, budget, 1.0) - floor
@@ -135,6 +166,7 @@ def frontier_exponent(law: AdditiveLaw, parameters: Mapping[str, Values], budget
     """e in L - L_0 ~ C^-e on the frontier: 1 / sum_j (k_j / a_j).
 
     a c / (a + c) for two columns; alpha_m alpha_l / (2 alpha_l + alpha_m) for width and depth in N = 12 m^2 l.
+    Under a budget with an offset it is the limit of large budgets.
     """
     rate: Values = 1 / _log_slopes(law, parameters, budget)[1]
     return rate
@@ -146,8 +178,12 @@ def frontier_exponent_quantity(law: AdditiveLaw, budget: Budget) -> Quantity:
 
 
 def optimal_size_quantity(law: AdditiveLaw, budget: Budget, column: str, compute: float) -> Quantity:
-    """One column's optimum at one budget, to be profiled."""
-    return Quantity(f"optimal_{column}", lambda p: optimal_shape(law, p, budget, compute)[column], positive=True)
+    """One column's optimum at one budget, as built, to be profiled."""
+
+    def function(p: Mapping[str, Values]) -> Values:
+        return budget.as_built(column, optimal_shape(law, p, budget, compute)[column])
+
+    return Quantity(f"optimal_{column}", function, positive=True)
 
 
 def optimal_ratio_quantity(law: AdditiveLaw, budget: Budget, first: str, second: str, compute: float) -> Quantity:
@@ -155,7 +191,7 @@ def optimal_ratio_quantity(law: AdditiveLaw, budget: Budget, first: str, second:
 
     def function(p: Mapping[str, Values]) -> Values:
         shape = optimal_shape(law, p, budget, compute)
-        result: Values = shape[first] / shape[second]
+        result: Values = budget.as_built(first, shape[first]) / budget.as_built(second, shape[second])
         return result
 
     return Quantity(f"optimal_{first}/{second}", function, positive=True)
@@ -174,6 +210,24 @@ def _chosen(law: AdditiveLaw, budget: Budget) -> dict[str, tuple[Term, Factor]]:
             if factor.column not in budget.powers and factor.column not in budget.held:
                 raise ConfigError(f"column '{factor.column}' is neither chosen nor held; give its value in 'held'")
     return chosen
+
+
+def _with_offset(start: Values, offset: float, exponent: Values, rate: Values, power: float) -> Values:
+    """ln x at the optimum under C ~ (x + offset)^power ..., from its value without the offset.
+
+    With s = offset / x, what the budget leaves of the stationarity conditions is
+
+        power * ln(1 + s) - (rate - power / exponent) * ln(1 + s) + rate * exponent * (ln x - start) = 0
+
+    whose left side rises in ln x and bends one way only, so that Newton's method converges from anywhere.
+    """
+    others = rate - power / exponent
+    value = start
+    for _ in range(_NEWTON_STEPS):
+        share = offset * np.exp(-value)
+        missed = (power - others) * np.log(1 + share) + rate * exponent * (value - start)
+        value = value - missed / (rate * exponent - (power - others) * share / (1 + share))
+    return value
 
 
 def _coefficient(parameters: Mapping[str, Values], budget: Budget, term: Term) -> Values:

@@ -88,17 +88,21 @@ def of_arm(parameters: Mapping[str, Values], base: AdditiveLaw, arm: str) -> dic
     return {name: parameters[arm_parameter(name, arm)] for name in base.parameters}
 
 
-def join_arms(data: Sequence[Observations]) -> Observations:
+def join_arms(data: Sequence[Observations], names: Sequence[str] = ()) -> Observations:
     """Rows of all arms below each other with the column ``arm``.
 
     Groups made of columns are made again over all arms, labels from elsewhere are kept: a group that has rows in
     several arms (the same seed, the same cell of a grid) is drawn as a whole by the cluster bootstrap, which makes it
     paired.
+
+    Args:
+        data: rows of each arm.
+        names: of the arms, for messages; none counts them from 0.
     """
     if len({tuple(sorted(part.columns)) for part in data}) != 1:
         raise DataError("arms came with different columns; expected the same in each")
     if len({part.groups is None for part in data}) != 1:
-        raise DataError("some arms came with groups and some without; expected all or none")
+        raise DataError(_unlike_groups(data, names or [str(number) for number in range(len(data))]))
     if len({part.weights is None for part in data}) != 1:
         raise DataError("some arms came with weights and some without; expected all or none")
     if len({part.grouped_on for part in data}) != 1:
@@ -116,3 +120,15 @@ def join_arms(data: Sequence[Observations]) -> Observations:
     )
     # Codes that each arm made from its own rows mean nothing in the other: number them over both.
     return joined.grouped_by(data[0].grouped_on) if data[0].grouped_on else joined
+
+
+def _unlike_groups(data: Sequence[Observations], names: Sequence[str]) -> str:
+    """Which arm has groups and which has none, and what to do about it."""
+    found = ", ".join(
+        f"'{name}' with {part.num_rows} rows has {'none' if part.groups is None else part.num_groups}"
+        for name, part in zip(names, data, strict=True)
+    )
+    return (
+        f"one arm has groups and another has none ({found}); an arm of few architectures gets none:"
+        " give it more rows, or take all rows as independent with --independent-rows"
+    )

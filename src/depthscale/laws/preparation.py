@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from depthscale.budget import ModelShape, flops_per_token
-from depthscale.errors import ConfigError, DataError, PlanError
+from depthscale.errors import ConfigError, DataError, unknown_name
 from depthscale.laws.card import (
     DataCard,
     Finding,
-    compare_with_budget,
-    counted_parameters,
-    finished_rows,
     inspect_rows,
+    is_finished,
+    require_amounts,
+    require_numbers,
 )
 from depthscale.laws.frontier import block_parameters
 from depthscale.laws.law import AdditiveLaw
 from depthscale.laws.observations import Observations, ordinal
-from depthscale.laws.tables import ColumnMap, from_table, is_numeric
-from depthscale.plan import DepthPlan
+from depthscale.laws.row_shapes import budget_findings
+from depthscale.laws.tables import RESERVED, ColumnMap, from_table, is_numeric
 
 Array = NDArray[np.float64]
 
@@ -36,8 +35,6 @@ TOKENS_PER_PARAMETER = (1e-3, 1e6)
 #: Fewer groups and a cluster bootstrap says nothing.
 FEWEST_GROUPS = 8
 _SHOWN_ROWS = 12
-#: An MLP ratio below it is read as gated: three matrices at 8/3 cost what two cost at 4.
-_GATED_BELOW = 3.5
 
 
 @dataclass(frozen=True)
@@ -99,14 +96,19 @@ def map_columns(table: Mapping[str, list[Any]], law: AdditiveLaw, text: str | No
         The columns, and a note for each that could have been read beside the law's own but holds no numbers.
 
     Raises:
+        ConfigError: a name is given that is no column of the law and none that is read beside them.
         DataError: the table lacks a column that the law reads.
     """
     if not law.columns:
         raise ConfigError(f"law '{law.name}' reads no column; expected at least one factor")
     given = ColumnMap.parse(text) if text else ColumnMap({})
+    readable = dict.fromkeys((*law.columns, *EXTRA_COLUMNS))
+    for name in given.sources:
+        if name not in readable:
+            raise ConfigError(unknown_name("name in --columns", name, (*readable, *RESERVED)))
     sources = dict(given.sources)
     notes = []
-    for name in dict.fromkeys((*law.columns, *EXTRA_COLUMNS)):
+    for name in readable:
         if name in sources or name not in table:
             continue
         if name in law.columns or is_numeric(table[name]):
@@ -138,6 +140,7 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
     """
     notes = []
     data = table
+    require_amounts(data)
     if "tokens" in law.columns and "tokens" not in data.columns and {"parameters", "flops"} <= set(data.columns):
         data = data.with_column("tokens", data.column("flops") / (6 * data.column("parameters")))
         notes.append("tokens were derived as FLOPs / (6 * parameters)")
@@ -147,22 +150,17 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
     findings += [finding for finding in inspect_rows(read) if finding.kind == "constant"]
     _refuse(findings, data, rule)
     for name in law.columns:
-        _require_finite(name, data.column(name))
-    findings += _budget_findings(data, card, context)
-    if not rule.keep_unfinished:
-        finished = finished_rows(data)
-        if finished.num_rows < data.num_rows:
-            notes.append(f"{data.num_rows - finished.num_rows} rows in the middle of their schedule are left out")
-        data = finished
+        require_numbers(data, name)
+    findings += budget_findings(data, card, context)
+    done = np.ones(data.num_rows, dtype=np.bool_) if rule.keep_unfinished else is_finished(data)
+    # Before any row is cut, so that rows keep their numbers.
+    _require_logarithms(data, law, done & (data.row_weights > 0))
     if rule.depth_offset:
-        values = data.column("depth") - rule.depth_offset
-        if not (values > 0).all():
-            raise DataError(
-                f"depth - {rule.depth_offset:g} is {values.min():g} in row {int(np.argmin(values))};"
-                " expected a smaller --depth-offset"
-            )
-        data = data.with_column("depth", values)
-        notes.append(f"depth counts layers less {rule.depth_offset:g}")
+        data = _with_offset(data, rule.depth_offset, done)
+        notes.append(_offset_words(law, rule.depth_offset))
+    if not done.all():
+        notes.append(f"{int((~done).sum())} rows in the middle of their schedule are left out")
+        data = data.take(done)
     if data.counted is not data:
         notes.append(f"{data.num_rows - data.counted.num_rows} rows have no weight and are left out")
         data = data.counted
@@ -171,22 +169,28 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
         base = data.below_loss_rank(rule.below_rank)
     elif rule.drop_highest:
         base = data.without_highest(rule.drop_highest)
-    notes.append(f"{base.num_rows} of {table.num_rows} rows are fitted: {rule.words}")
+    left = "" if data.num_rows == table.num_rows else f" of the {data.num_rows} that are not left out"
+    notes.append(f"{base.num_rows} of {table.num_rows} rows are fitted: {rule.words}{left}")
     base, words = _grouped(base, law, rule)
     return Prepared(data, base, tuple(findings), (*notes, words), table.num_rows, rule.depth_offset)
 
 
 def rows_from_table(
-    table: Mapping[str, list[Any]], law: AdditiveLaw, columns: str | None
+    table: Mapping[str, list[Any]],
+    law: AdditiveLaw,
+    columns: str | None,
+    whole: Mapping[str, list[Any]] | None = None,
 ) -> tuple[Observations, list[str]]:
-    """Every row of a table under the names of the law, and notes on columns that were not read."""
+    """Every row of a table under the names of the law, and notes on columns that were not read.
+
+    Args:
+        table: the rows.
+        law: whose columns are read.
+        columns: names and units of the table's columns.
+        whole: the table that these rows are one arm of; its labels number the groups.
+    """
     found, notes = map_columns(table, law, columns)
-    return from_table(table, found), notes
-
-
-def is_gated(mlp_ratio: float) -> bool:
-    """Whether an MLP of this ratio is read as gated (swiglu)."""
-    return mlp_ratio < _GATED_BELOW
+    return from_table(table, found, whole), notes
 
 
 def shown_rows(rows: tuple[int, ...]) -> str:
@@ -208,9 +212,7 @@ def _refuse(findings: list[Finding], data: Observations, rule: RowRule) -> None:
             )
         if finding.kind == "units":
             raise DataError(f"{finding.message} (rows {shown_rows(finding.rows)})")
-    parameters = data.columns.get("parameters")
-    if parameters is None and {"width", "depth"} <= set(data.columns):
-        parameters = block_parameters(data.columns["width"], data.columns["depth"])
+    parameters = _rough_parameters(data.columns)
     if parameters is not None and "tokens" in data.columns and (parameters > 0).all():
         per_parameter = float(np.median(data.columns["tokens"] / parameters))
         low, high = TOKENS_PER_PARAMETER
@@ -218,6 +220,51 @@ def _refuse(findings: list[Finding], data: Observations, rule: RowRule) -> None:
             raise DataError(
                 f"tokens are about {per_parameter:.1g} per parameter; give units, such as --columns tokens=COLUMN:1e6"
             )
+
+
+def _rough_parameters(columns: Mapping[str, Array]) -> Array | None:
+    """Parameters of each row as far as its columns tell, to see units by; None where they do not."""
+    if "parameters" in columns:
+        return columns["parameters"]
+    if "width" in columns:
+        blocks = columns.get("blocks", columns.get("depth"))
+        if blocks is not None:
+            counted: Array = block_parameters(columns["width"], blocks)
+            return counted
+    if "unrolled_parameters" in columns:
+        return columns["unrolled_parameters"] / columns.get("rounds", np.ones(1))
+    return None
+
+
+def _require_logarithms(data: Observations, law: AdditiveLaw, rows: NDArray[np.bool_]) -> None:
+    """Columns that enter as powers are positive in the rows that stay; rows are named by their number in the table."""
+    for factor in (factor for term in law.terms for factor in term.factors if factor.kind != "decay"):
+        odd = np.flatnonzero(rows & ~(data.column(factor.column) > 0))
+        if len(odd):
+            raise DataError(
+                f"column '{factor.column}' has {data.column(factor.column)[odd[0]]:g} in row {odd[0]};"
+                " expected positive numbers, since the law raises it to a power: mend the row or delete it"
+            )
+
+
+def _with_offset(data: Observations, offset: float, rows: NDArray[np.bool_]) -> Observations:
+    """The column ``depth`` less the offset, which must leave depth in the rows that stay."""
+    if "depth" not in data.columns:
+        raise ConfigError(
+            f"depth offset {offset:g} came, but the rows have no column depth; name one, such as"
+            " --columns depth=COLUMN, or leave the offset out"
+        )
+    values = data.column("depth") - offset
+    odd = np.flatnonzero(rows & ~(values > 0))
+    if len(odd):
+        raise DataError(f"depth - {offset:g} is {values[odd[0]]:g} in row {odd[0]}; expected a smaller --depth-offset")
+    return data.with_column("depth", values)
+
+
+def _offset_words(law: AdditiveLaw, offset: float) -> str:
+    if "depth" in law.columns:
+        return f"depth counts layers less {offset:g}"
+    return f"law '{law.name}' reads no depth: the offset {offset:g} changes nothing but forms of law that read it"
 
 
 def _grouped(data: Observations, law: AdditiveLaw, rule: RowRule) -> tuple[Observations, str]:
@@ -241,57 +288,3 @@ def _grouped(data: Observations, law: AdditiveLaw, rule: RowRule) -> tuple[Obser
         return grouped, f"rows that agree in {' and '.join(sizes)} form one group: {count} groups"
     why = "each has sizes of its own" if count == data.num_rows else f"{count} architectures are too few to draw from"
     return alone, f"rows are taken as independent: {why}"
-
-
-def _budget_findings(data: Observations, card: DataCard, context: int | None) -> list[Finding]:
-    """Rows whose parameters or FLOPs are not what the shape says; nothing where the shape is not known."""
-    needed = ("width", "depth", "parameters")
-    if not set(needed) <= set(data.columns) or card.vocab_size is None or card.mlp_ratio is None:
-        return []
-    for name in needed:
-        _require_finite(name, data.column(name))
-        if name != "parameters":
-            _require_whole(name, data.column(name))
-    try:
-        shapes = [
-            _shape(int(width), int(depth), card.vocab_size, card.mlp_ratio)
-            for width, depth in zip(data.columns["width"], data.columns["depth"], strict=True)
-        ]
-    except PlanError as error:
-        raise DataError(f"a row is no model ({error}); expected whole even widths and whole depths") from error
-    counted = counted_parameters(shapes, bool(card.embeddings_counted))
-    found = [compare_with_budget(data.columns["parameters"], counted, "parameters")]
-    if context is not None and {"flops", "tokens"} <= set(data.columns):
-        per_token = np.array([float(flops_per_token(shape, context).training) for shape in shapes])
-        found.append(compare_with_budget(data.columns["flops"], per_token * data.columns["tokens"], "flops"))
-    return [finding for finding in found if finding is not None]
-
-
-def _require_finite(name: str, values: Array) -> None:
-    odd = np.flatnonzero(~np.isfinite(values))
-    if len(odd):
-        raise DataError(f"column '{name}' has {float(values[odd[0]])} in row {odd[0]}; expected finite numbers")
-
-
-def _require_whole(name: str, values: Array) -> None:
-    odd = np.flatnonzero(values != np.round(values))
-    if len(odd):
-        raise DataError(
-            f"column '{name}' has {float(values[odd[0]])} in row {odd[0]}; expected whole numbers, to count parameters"
-            " (leave --vocab or --ffn-ratio out to fit without that check)"
-        )
-
-
-def _shape(width: int, depth: int, vocab_size: int, mlp_ratio: float) -> ModelShape:
-    # Heads do not change the count: their widths add up to the model's.
-    return ModelShape(
-        plan=DepthPlan.stacked(depth),
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=width,
-        intermediate_size=round(mlp_ratio * width),
-        mlp="swiglu" if is_gated(mlp_ratio) else "gelu",
-        norm_placement="pre",
-    )

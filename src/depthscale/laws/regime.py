@@ -38,15 +38,18 @@ class HeldExponent:
 
     Attributes:
         exponent: value held.
-        deviance: against the free fit.
-        p_value: F(1, n - P); rows count as independent.
-        group_p_value: of the deviance over the design effect, F(1, G - 1); None where the rows have no groups.
+        deviance: against the free fit; None where the held fit is not certified.
+        p_value: F(1, n - P); rows count as independent. None as above.
+        group_p_value: of the deviance over the design effect, F(1, G - 1); None where the rows have no groups, or as
+            above.
+        refused: why the held fit is not certified; empty where it is.
     """
 
     exponent: float
-    deviance: float
-    p_value: float
+    deviance: float | None
+    p_value: float | None
     group_p_value: float | None
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,13 @@ def regime_test(
         reasons.append(f"{len(depths)} distinct depths, at least {FEWEST_DEPTHS} are needed")
     if depths[-1] / depths[0] < SMALLEST_RANGE:
         reasons.append(f"depths span a factor {depths[-1] / depths[0]:.2f}, at least {SMALLEST_RANGE:g} is needed")
-    allowed = [
-        name
-        for name, test in held.items()
-        if (test.p_value if test.group_p_value is None else test.group_p_value) > 1 - level
+    reasons += [
+        f"with {factor.exponent} held at {test.exponent:g} the fit is not certified ({test.refused[0]})"
+        for test in held.values()
+        if test.refused
     ]
+    p_values = {name: test.p_value if test.group_p_value is None else test.group_p_value for name, test in held.items()}
+    allowed = [name for name, p_value in p_values.items() if p_value is not None and p_value > 1 - level]
     verdict = {0: "neither", 1: allowed[0] if allowed else "", 2: "both allowed"}[len(allowed)]
     return Regime(
         "not identifiable" if reasons else verdict,
@@ -227,7 +232,9 @@ def _design_effect(free: Fit, exponent: str) -> float | None:
 
 
 def _held(free: Fit, exponent: str, value: float, effect: float | None) -> HeldExponent:
-    restricted = fit(free.law, free.data, free.objective, fixed={exponent: value})
+    restricted = search(free.law, free.data, free.objective, fixed={exponent: value})
+    if not restricted.certificate.holds:
+        return HeldExponent(value, None, None, None, restricted.certificate.reasons)
     rise = float(deviance(free, restricted.total))
     spare = max(free.data.num_weighted_rows - free.num_free, 1)
     grouped = None if effect is None else float(f_distribution.sf(rise / effect, 1, max(free.data.num_groups - 1, 1)))

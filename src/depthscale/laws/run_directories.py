@@ -26,11 +26,13 @@ class RunRows:
             unrolled_parameters, flops, flops_per_token, step, total_steps, rate and seed; loss on the report split.
         card: what the runs themselves say.
         notes: runs that were left out and why, one line each.
+        runs: their directories, row by row.
     """
 
     data: Observations
     card: DataCard
     notes: tuple[str, ...]
+    runs: tuple[Path, ...] = ()
 
 
 def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
@@ -38,7 +40,8 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
 
     Args:
         directories: each a study or a run.
-        arm: of studies only the runs of this arm, or of every arm that matches, such as ``looped_*``.
+        arm: only the runs of this arm, or of every arm that matches, such as ``looped_*``. A run that stands for
+            itself has the arm that its name says.
 
     Raises:
         DataError: no run has a result, or their losses do not compare (other text, other tokenizer).
@@ -47,6 +50,9 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
     listed = [_runs_of(directory, arm) for directory in directories]
     found = [path for runs, _ in listed for path in runs]
     without = sum(count for _, count in listed)
+    if arm is not None and not found:
+        arms = sorted({arm_of(path.resolve().name) or "none" for path in directories})
+        raise DataError(f"none of the {len(directories)} runs is of arm '{arm}'; their arms: {', '.join(arms)}")
     trained = [(path, read_result(path, "training")) for path in found]
     good = [(path, training) for path, training in trained if training["outcome"] == "finished"]
     if not good:
@@ -64,7 +70,8 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
     rules = sorted({f"{t['model']['rule']} ({t['model']['norm_placement']})" for _, t in good})
     if len(rules) > 1:
         notes.append(f"rows mix {', '.join(rules)}: one law for several rules; fit one with --arm NAME")
-    return RunRows(Observations(columns, loss), _card([training for _, training in good]), tuple(notes))
+    card = _card([training for _, training in good])
+    return RunRows(Observations(columns, loss), card, tuple(notes), tuple(path for path, _ in good))
 
 
 def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:
@@ -79,7 +86,7 @@ def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:
             raise DataError(f"study {directory} has no trained run{of}; run 'depthscale compare' first")
         return runs, len(everything) - len(runs)
     if result_path(directory, "training").exists():
-        return [directory], 0
+        return [directory] if arm is None or fnmatchcase(arm_of(directory.resolve().name) or "", arm) else [], 0
     raise DataError(f"{directory} is neither a study nor a run with a training result")
 
 
@@ -116,10 +123,15 @@ def _columns(training: Mapping[str, Any]) -> dict[str, float]:
 def _card(trainings: Sequence[Mapping[str, Any]]) -> DataCard:
     ratios = {round(t["model"]["intermediate_size"] / t["model"]["hidden_size"], 2) for t in trainings}
     vocabularies = {t["model"]["vocab_size"] for t in trainings}
+    # Results of an older version know no MLP or context.
+    kinds = {t["model"].get("mlp") for t in trainings}
+    contexts = {t["data"].get("context_length") for t in trainings}
     return DataCard(
         annealed=all(t["optimization"]["schedule"] != "constant" for t in trainings),
         tokenizer=str(trainings[0]["data"]["tokenizer"]),
         vocab_size=vocabularies.pop() if len(vocabularies) == 1 else None,
         mlp_ratio=ratios.pop() if len(ratios) == 1 else None,
         embeddings_counted=False,
+        mlp=kinds.pop() if len(kinds) == 1 else None,
+        context_length=contexts.pop() if len(contexts) == 1 else None,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,18 @@ _MAP_LINES = 31
 _REACH = 100.0  # the frontier is drawn this far beyond the largest budget
 
 
-def closed_budget(law: AdditiveLaw, data: Observations) -> Budget | None:
+def closed_budget(law: AdditiveLaw, data: Observations, depth_offset: float = 0.0) -> Budget | None:
     """Training FLOPs over the law's columns, embeddings and attention left out; None for a law without that form.
 
     Columns that no budget moves (rounds, the active share) stay at the rows' median.
+
+    Args:
+        law: what is fitted.
+        data: its rows.
+        depth_offset: layers that the column ``depth`` leaves out; they cost as the others do.
+
+    Raises:
+        DataError: the rows loop, and what a round costs is not in the law's columns.
     """
     columns = set(law.columns)
     budget: Budget | None = None
@@ -62,8 +72,30 @@ def closed_budget(law: AdditiveLaw, data: Observations) -> Budget | None:
         budget = smelt_flops(float(np.median(data.column("active_share"))))
     if budget is None:
         return None
-    kinds = {law.factor_of(column)[1].kind for column in budget.powers}
-    return budget if kinds == {"inverse_power"} else None
+    chosen = [law.factor_of(column) for column in budget.powers]
+    # Two sizes in one term trade one for one at every budget: no optimum lies between them.
+    if len({term.coefficient for term, _ in chosen}) < len(chosen):
+        return None
+    if {factor.kind for _, factor in chosen} != {"inverse_power"}:
+        return None
+    _require_rounds_counted(law, data, depth_offset)
+    return replace(budget, offsets={"depth": depth_offset}) if depth_offset and "depth" in budget.powers else budget
+
+
+def _require_rounds_counted(law: AdditiveLaw, data: Observations, depth_offset: float) -> None:
+    """Refuse to count compute where blocks are visited more than once and the law's columns do not say so."""
+    rounds = data.columns.get("rounds")
+    if rounds is None or not (rounds > 1).any():
+        return
+    hidden = "parameters" in law.columns
+    if "depth" in law.columns and "blocks" in data.columns:
+        hidden = not np.allclose(data.column("depth") + depth_offset, data.column("blocks") * rounds)
+    if hidden:
+        raise DataError(
+            f"rounds reach {rounds.max():g} and law '{law.name}' does not count them, so that 6 * parameters * tokens"
+            " is not what the rows cost: no frontier and no compute is given; fit looped_chinchilla (column"
+            " unrolled_parameters), which counts every round"
+        )
 
 
 def open_exponents(fit: Fit, budget: Budget) -> list[str]:
@@ -75,9 +107,9 @@ def open_exponents(fit: Fit, budget: Budget) -> list[str]:
 def derived_quantities(law: AdditiveLaw, budget: Budget | None, compute: float) -> list[Quantity]:
     """What follows from the parameters: the ratio of size exponents, frontier exponent, optimal sizes at a budget."""
     found: list[Quantity] = []
-    sizes = [name for name in ("depth", "blocks", "width") if name in law.columns]
-    if len(sizes) > 1 and law.reads_once:
-        found.append(ratio(law.factor_of(sizes[0])[1].exponent, law.factor_of("width")[1].exponent))
+    deep = next((name for name in ("depth", "blocks") if name in law.columns), None)
+    if deep is not None and "width" in law.columns and law.reads_once:
+        found.append(ratio(law.factor_of(deep)[1].exponent, law.factor_of("width")[1].exponent))
     if budget is None:
         return found
     if set(budget.powers) == {"parameters", "tokens"}:
@@ -90,7 +122,7 @@ def derived_quantities(law: AdditiveLaw, budget: Budget | None, compute: float) 
 
 
 def frontier_table(fit: Fit, draws: Bootstrap | None, budget: Budget, level: float) -> list[dict[str, Any]]:
-    """Optimal columns and loss from the smallest budget of the rows to a hundred times the largest."""
+    """Optimal columns, as built, and loss from the smallest budget of the rows to a hundred times the largest."""
     law = _additive(fit)
     computes = budget.spent(fit.data.columns)
     grid = np.geomspace(float(computes.min()), float(computes.max()) * _REACH, _NUM_BUDGETS)
@@ -102,14 +134,15 @@ def frontier_table(fit: Fit, draws: Bootstrap | None, budget: Budget, level: flo
             "flops": compute,
             "beyond_data": compute / float(computes.max()),
             "loss": float(optimal_loss(law, parameters, budget, compute)),
-            **{column: float(value) for column, value in shape.items()},
+            **_built(budget, shape),
         }
         if draws is not None:
             each = {name: draws.column(name) for name in draws.names}
             with np.errstate(all="ignore"):
                 drawn = optimal_shape(law, each, budget, compute)
             for column, values in drawn.items():
-                row[f"{column}_interval"] = percentiles(np.where(values > 0, values, np.nan), level)
+                read = np.where(values > 0, values, np.nan)
+                row[f"{column}_interval"] = percentiles(budget.as_built(column, read), level)
         rows.append(row)
     return rows
 
@@ -133,7 +166,8 @@ def isoflop_curves(fit: Fit, budget: Budget) -> list[dict[str, Any]]:
         held = {name: v for name, v in best.items() if name not in (size, "tokens")}
         spread = Budget(
             {size: budget.powers[size], "tokens": budget.powers["tokens"]},
-            budget.constant * math.prod(v ** budget.powers[name] for name, v in held.items()),
+            budget.constant
+            * math.prod(float(budget.as_built(name, np.asarray(v))) ** budget.powers[name] for name, v in held.items()),
             {**budget.held, **held},
         )
         tokens = compute / spread.constant / sizes ** spread.powers[size]
@@ -150,7 +184,7 @@ def isoflop_curves(fit: Fit, budget: Budget) -> list[dict[str, Any]]:
             {
                 "flops": compute,
                 "column": size,
-                "held": held,
+                "held": _built(budget, held),
                 "sizes": sizes.tolist(),
                 "losses": losses.tolist(),
                 "parabola": (c0 + c1 * logs + c2 * logs**2).tolist(),
@@ -164,7 +198,7 @@ def isoflop_curves(fit: Fit, budget: Budget) -> list[dict[str, Any]]:
 
 
 def closed_map(fit: Fit, budget: Budget, compute: float) -> dict[str, Any] | None:
-    """Share of loss above the least over width and depth at one budget, tokens taking the rest."""
+    """Share of loss above the least over width and depth (as built) at one budget, tokens taking the rest."""
     deep = next((name for name in ("depth", "blocks") if name in budget.powers), None)
     if deep is None or "width" not in budget.powers:
         return None
@@ -182,10 +216,15 @@ def closed_map(fit: Fit, budget: Budget, compute: float) -> dict[str, Any] | Non
     return {
         "flops": compute,
         "widths": widths.tolist(),
-        "depths": depths.tolist(),
+        "depths": budget.as_built(deep, depths).tolist(),
         "above_best": above.tolist(),
-        "best": {name: float(value) for name, value in best.items()},
+        "best": _built(budget, best),
     }
+
+
+def _built(budget: Budget, shape: Mapping[str, Any]) -> dict[str, float]:
+    """Columns as they are built, whatever the law leaves out of them."""
+    return {name: float(budget.as_built(name, np.asarray(value))) for name, value in shape.items()}
 
 
 def _additive(fit: Fit) -> AdditiveLaw:

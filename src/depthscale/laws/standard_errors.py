@@ -5,6 +5,8 @@
     sandwich          H^-1 B H^-1          B = sum over rows of the squared score: spreads may differ
     cluster_sandwich  likewise, scores summed within groups first: rows of one group may move together
 
+None depends on the unit of the weights: twice every weight is the same fit with the same errors.
+
 For Huber the rows' rho'' is averaged over a band wider than delta: at delta = 1e-3 the rows inside the corner are
 too few to count.
 """
@@ -62,14 +64,14 @@ def jacobian_covariance(fit: Fit) -> Covariance:
     """s^2 (J^T W J)^-1, with J of the residual that was minimized and s^2 = SS / (n - P)."""
     jacobian, keep = _residual_jacobian(fit)
     information = jacobian.T @ (fit.data.row_weights[:, None] * jacobian)
-    matrix = noise_variance(fit) * np.linalg.inv(information)
+    matrix = noise_variance(fit) * _mean_weight(fit) * np.linalg.inv(information)
     return _in_working_coordinates(fit, "jacobian", matrix, keep)
 
 
 def hessian_covariance(fit: Fit) -> Covariance:
     """s^2 H^-1, scaled by the mean squared score: what a profile near its minimum agrees with."""
     hessian, keep = _hessian(fit)
-    matrix = noise_variance(fit) * mean_curvature(fit) * np.linalg.inv(hessian)
+    matrix = noise_variance(fit) * mean_curvature(fit) * _mean_weight(fit) * np.linalg.inv(hessian)
     return _in_working_coordinates(fit, "hessian", matrix, keep)
 
 
@@ -82,7 +84,8 @@ def local_covariance(fit: Fit) -> Array:
     values, vectors = np.linalg.eigh(hessian)
     safe = np.maximum(np.abs(values), 1e-12 * np.abs(values).max())
     lead = fit.problem.affine.basis @ vectors
-    result: Array = noise_variance(fit) * mean_curvature(fit) * (lead / safe) @ lead.T
+    scale = noise_variance(fit) * mean_curvature(fit) * _mean_weight(fit)
+    result: Array = scale * (lead / safe) @ lead.T
     return result
 
 
@@ -143,6 +146,11 @@ def mean_curvature(fit: Fit) -> float:
         return 1.0
     weights = fit.data.row_weights
     return float((weights * _smoothed_curvature(fit)).sum() / weights.sum())
+
+
+def _mean_weight(fit: Fit) -> float:
+    """What a curvature summed over weighted rows is too large by, against a variance at a mean weight of one."""
+    return float(fit.data.row_weights.mean())
 
 
 def _internal_residuals(fit: Fit) -> Array:

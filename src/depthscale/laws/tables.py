@@ -120,14 +120,22 @@ def rows_where(table: Mapping[str, list[Any]], column: str, value: str) -> dict[
     return {name: [cells[row] for row in kept] for name, cells in table.items()}
 
 
-def from_table(table: Mapping[str, list[Any]], columns: ColumnMap) -> Observations:
-    """Rows from columns in memory, such as those of a study's runs."""
+def from_table(
+    table: Mapping[str, list[Any]], columns: ColumnMap, whole: Mapping[str, list[Any]] | None = None
+) -> Observations:
+    """Rows from columns in memory, such as those of a study's runs.
+
+    Args:
+        table: the rows.
+        columns: which column is what.
+        whole: the table that these rows are a part of, such as one arm's: its labels number the groups, so that a
+            label has the same number in every part.
+    """
     values = {name: _numbers(table, source) * unit for name, (source, unit) in columns.sources.items()}
     groups = None
     if columns.groups:
-        keys = list(zip(*(_column(table, name) for name in columns.groups), strict=True))
-        codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
-        groups = np.array([codes[key] for key in keys], dtype=np.intp)
+        codes = {label: code for code, label in enumerate(dict.fromkeys(_labels(whole or table, columns.groups)))}
+        groups = np.array([codes[label] for label in _labels(table, columns.groups)], dtype=np.intp)
     weights = None if columns.weights is None else _numbers(table, columns.weights)
     return Observations(values, _numbers(table, columns.loss) * columns.loss_unit, weights, groups)
 
@@ -172,6 +180,11 @@ def _column(table: Mapping[str, list[Any]], name: str) -> list[Any]:
     if name not in table:
         raise DataError(unknown_name("table column", name, table))
     return table[name]
+
+
+def _labels(table: Mapping[str, list[Any]], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Joint values of some columns, row by row."""
+    return list(zip(*(_column(table, name) for name in names), strict=True))
 
 
 def is_numeric(cells: Sequence[Any]) -> bool:

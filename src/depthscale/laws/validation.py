@@ -16,6 +16,8 @@ from depthscale.laws.standard_errors import relative_noise, robust_covariance
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+_SAME = 1e-9
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -71,11 +73,25 @@ def validate_groups(fit: Fit, num_splits: int = 10, seed: int = 0, level: float 
 
 
 def validate_extrapolation(fit: Fit, by: str, share: float = 0.2, level: float = 0.95) -> HeldOut:
-    """Fit the smaller values of column ``by`` (a budget) and predict the largest ``share`` of rows."""
+    """Fit the smaller values of column ``by`` (a budget) and predict the largest ``share`` of rows.
+
+    Where more rows than that share the largest value, as in an isoFLOP design, all of its rows are predicted.
+
+    Raises:
+        ConfigError: every row has the same value, or no split gave a certified fit.
+    """
     if not 0 < share < 1:
         raise ConfigError(f"held-out share came as {share!r}; expected a number between 0 and 1")
     values = fit.data.column(by)
-    return _validate(fit, "extrapolation", [values > np.quantile(values, 1 - share)], level)
+    # A budget that is computed differs from its equals in the last digits.
+    beyond = values > np.quantile(values, 1 - share) * (1 + _SAME)
+    if not beyond.any():
+        beyond = values >= values.max() * (1 - _SAME)
+    if beyond.all():
+        raise ConfigError(
+            f"every row has {by} = {float(values.max()):.4g}; expected two budgets or more, the largest to be predicted"
+        )
+    return _validate(fit, "extrapolation", [beyond], level)
 
 
 def prediction_errors(fit: Fit, data: Observations) -> tuple[Array, Array]:

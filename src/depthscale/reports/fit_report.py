@@ -84,18 +84,22 @@ def _figures(
     result: dict[str, Any], rows: Observations | None, allocation: dict[str, Any] | None
 ) -> dict[str, list[charts.Chart]]:
     isoflop = spending_charts.isoflop_chart(result, rows)
+    built = rows
+    # Maps count every layer, rows those that the law reads.
+    if rows is not None and "depth" in rows.columns:
+        built = rows.with_column("depth", rows.column("depth") + result["cut"]["depth_offset"])
     drawn_map = []
     if result["map"] is not None:
         best = result["map"]["best"]
         where = (best["width"], best.get("depth", best.get("blocks")))
         title = f"Shapes for {result['map']['flops']:.2g} FLOPs, the rows' largest budget"
-        drawn_map.append(spending_charts.map_chart("allocation-map", title, result["map"], where, rows))
+        drawn_map.append(spending_charts.map_chart("allocation-map", title, result["map"], where, built))
     chosen = []
     if allocation is not None and allocation["map"] is not None:
         best = allocation["best"]
         where = (best["width"], best["depth"])
         title = "Buildable shapes for the budget"
-        chosen.append(spending_charts.map_chart("allocation-chosen", title, allocation["map"], where, rows))
+        chosen.append(spending_charts.map_chart("allocation-chosen", title, allocation["map"], where, built))
     return {
         "terms": fit_charts.term_charts(result, rows) if rows is not None else [],
         "profiles": fit_charts.profile_charts(result),

@@ -113,7 +113,12 @@ def regime_words(regime: Mapping[str, Any]) -> str:
     if "failed" in regime:
         return f"not tested: {regime['failed']}."
     tests = "; ".join(
-        f"held at {test['exponent']:g} the deviance is {test['deviance']:.2f} ({_p_values(test)})"
+        f"held at {test['exponent']:g} "
+        + (
+            "no fit is certified"
+            if test["deviance"] is None
+            else f"the deviance is {test['deviance']:.2f} ({_p_values(test)})"
+        )
         for test in regime["held"].values()
     )
     if regime["reasons"]:

@@ -139,13 +139,14 @@ def map_chart(
     above = np.array([[np.nan if v is None else 100 * v for v in row] for row in data["above_best"]], dtype=float)
     with drawing_settings():
         figure, axes = new_axes()
-        masked = np.ma.masked_invalid(above)
-        axes.contourf(widths, depths, masked, levels=[-1.0, 1.0], colors=[BAND])
-        lines = axes.contour(
-            widths, depths, masked, levels=_MAP_LEVELS, colors=[style_of(1)["color"]],
-            linewidths=[1.9 if level == 1.0 else 0.8 for level in _MAP_LEVELS],
-        )  # fmt: skip
-        axes.clabel(lines, fmt=lambda level: f"{level:g} %", fontsize=8)
+        if min(above.shape) > 1:
+            masked = np.ma.masked_invalid(above)
+            axes.contourf(widths, depths, masked, levels=[-1.0, 1.0], colors=[BAND])
+            lines = axes.contour(
+                widths, depths, masked, levels=_MAP_LEVELS, colors=[style_of(1)["color"]],
+                linewidths=[1.9 if level == 1.0 else 0.8 for level in _MAP_LEVELS],
+            )  # fmt: skip
+            axes.clabel(lines, fmt=lambda level: f"{level:g} %", fontsize=8)
         if rows is not None and "width" in rows.columns:
             deep = rows.columns.get("depth", rows.columns.get("blocks"))
             if deep is not None:
@@ -155,10 +156,12 @@ def map_chart(
         axes.plot(*[[value] for value in best], color=style_of(2)["color"], marker="P", markersize=8, linestyle="none")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlim(widths.min(), widths.max())
-        axes.set_ylim(depths.min(), depths.max())
-        few_log_ticks(axes.xaxis, widths.min(), widths.max())
-        few_log_ticks(axes.yaxis, depths.min(), depths.max())
+        if len(widths) > 1:
+            axes.set_xlim(widths.min(), widths.max())
+        if len(depths) > 1:
+            axes.set_ylim(depths.min(), depths.max())
+        few_log_ticks(axes.xaxis, *axes.get_xlim())
+        few_log_ticks(axes.yaxis, *axes.get_ylim())
         axes.set_xlabel("width")
         axes.set_ylabel("depth, block visits")
         svg = render(figure)
@@ -184,8 +187,9 @@ def _laid_on(result: Mapping[str, Any], rows: Observations, curve: Mapping[str, 
     """Rows whose budget is near the curve's: size, and the curve's loss there times the row's own residual."""
     law = AdditiveLaw.from_dict(result["fit"]["law"])
     budget = result["budget"]
-    # Results of an older version know no cost of held columns.
-    costs = Budget(budget["powers"], budget["multiplier"], budget["held"], budget.get("held_powers", {}))
+    # Results of an older version know no cost of held columns and no offset.
+    extras = budget.get("held_powers", {}), budget.get("offsets", {})
+    costs = Budget(budget["powers"], budget["multiplier"], budget["held"], *extras)
     near = np.abs(np.log(costs.spent(rows.columns) / curve["flops"])) < math.log(_NEAR_BUDGET)
     x = rows.column(curve["column"])[near]
     residual = (rows.loss / law.predict(result["fit"]["parameters"], rows.columns))[near]

@@ -30,6 +30,7 @@ _STEP = 1.05  # between neighbors of the grid, where multiples of 64 lie closer
 _FINE = 1.12  # around the optimum every multiple is tried
 _LARGEST = 1e40  # of any budget; nothing on Earth is near it
 _COMPUTES = (1.0, 1e45)
+_SECANT_STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def require_known(law: AdditiveLaw) -> None:
 def closed_optimum(
     law: AdditiveLaw, parameters: Mapping[str, float], budget: Budget, spending: Spending
 ) -> tuple[float, dict[str, float]]:
-    """The compute-optimal FLOPs and columns that spend exactly what there is.
+    """The compute-optimal FLOPs and columns, as built, that spend exactly what there is.
 
     With FLOPs that is the frontier; a number of parameters, bytes or tokens picks the point that has it.
 
@@ -102,14 +103,19 @@ def closed_optima(
     law: AdditiveLaw, parameters: Mapping[str, Values], budget: Budget, spending: Spending
 ) -> tuple[Values, dict[str, Values]]:
     """:func:`closed_optimum` of many parameter sets [S]; nan where a set has no frontier."""
+
+    def built(compute: Values) -> dict[str, Values]:
+        shape = optimal_shape(law, parameters, budget, compute)
+        return {name: budget.as_built(name, value) for name, value in shape.items()}
+
     with np.errstate(all="ignore"):
-        if spending.kind == "flops":
-            compute: Values = np.asarray(spending.value)
-        else:
-            # Every column is a power of compute on the frontier, so two points of it give all.
-            low, high = (np.log(_held_size(optimal_shape(law, parameters, budget, c), spending)) for c in (1.0, math.e))
-            compute = np.exp((math.log(spending.value) - low) / (high - low))
-        return compute, optimal_shape(law, parameters, budget, compute)
+        compute: Values = np.asarray(spending.value if spending.kind == "flops" else 1.0)
+        # Every column is a power of compute on the frontier, so two points of it give all; nearly so under an offset.
+        steps = 0 if spending.kind == "flops" else _SECANT_STEPS if budget.offsets else 1
+        for _ in range(steps):
+            low, high = (np.log(_held_size(built(compute * factor), spending)) for factor in (1.0, math.e))
+            compute = compute * np.exp((math.log(spending.value) - low) / (high - low))
+        return compute, built(compute)
 
 
 def _held_size(shape: Mapping[str, Values], spending: Spending) -> Values:

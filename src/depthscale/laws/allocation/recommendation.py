@@ -81,7 +81,7 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     law, fit = forms[0].fit.law, forms[0].fit
     assert isinstance(law, AdditiveLaw), "fit files hold additive laws"
     require_known(law)
-    budget = closed_budget(law, fit.data)
+    budget = closed_budget(law, fit.data, forms[0].depth_offset)
     if budget is None:
         raise ConfigError(f"law '{law.name}' has no budget over {', '.join(law.columns)}; no shape can be chosen")
     negative = open_exponents(fit, budget)
@@ -125,9 +125,9 @@ def recommend(forms: Sequence[Form], wish: Wish) -> tuple[dict[str, Any], Candid
     chosen = [candidates.columns[name] == found.best[name] for name in ("width", "blocks", "rounds")]
     here = candidates.take(np.logical_and.reduce(chosen))
     result = _as_data(found, candidates, here, forms, wish)
-    largest = float(budget.spent(fit.data.columns).max())
-    cost = float(budget.spent({name: np.asarray(value) for name, value in found.best.items()}))
-    result["beyond_data"]["flops"] = max(1.0, cost / largest)
+    spent = budget.spent(fit.data.columns)
+    cost = float(budget.spent({name: value[0] for name, value in forms[0].columns(here).items()}))
+    result["beyond_data"]["flops"] = max(1.0, cost / float(spent.max()), float(spent.min()) / cost)
     result["is_extrapolation"] = max(result["beyond_data"].values()) > EXTRAPOLATION
     result["map"] = _map(candidates, forms[0], found.loss) if reads_shape else None
     result["closed_form"] = closed_form(forms[0], budget, wish.level)
