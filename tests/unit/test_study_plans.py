@@ -20,14 +20,14 @@ from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.metrics import append_metric
 from depthscale.runs.results import read_result, write_result
 from depthscale.runs.study_config import CellRate, StudyFile
-from depthscale.studies import probe, tuning
+from depthscale.studies import step_timing, tuning
 from depthscale.studies.budgets import longest_first, planned_run
 from depthscale.studies.comparison import write_comparison
 from depthscale.studies.engine import Job
 from depthscale.studies.matched_steps import with_matched_steps
 from depthscale.studies.pricing import DEFAULT_SD_NATS, price
-from depthscale.studies.probe import Probe
 from depthscale.studies.run_cost import run_cost
+from depthscale.studies.step_timing import StepTimes
 from depthscale.studies.study import training_job
 from depthscale.studies.study_document import add_to_study, planned_study, set_rates, with_what_is_settled, write_study
 from depthscale.studies.study_runs import read_study
@@ -288,14 +288,14 @@ def test_a_probe_that_diverges_is_one_line_and_its_rate_is_harmless(
                 append_metric(job.directory / "metrics.jsonl", {"step": step, "kind": "train", "seconds": 0.1 * step})
         return []
 
-    monkeypatch.setattr(probe, "run_jobs", pretend)
+    monkeypatch.setattr(step_timing, "run_jobs", pretend)
     with pytest.raises(ResultError, match="the probe of pre at R = 4 diverged after 5 of 24 steps"):
-        probe.probe(study(train={"lr": 10.0}), [CellKey("pre", 4)], 1, QUIET)
+        step_timing.time_steps(study(train={"lr": 10.0}), [CellKey("pre", 4)], 1, QUIET)
     assert rates == [1e-8]
 
 
-def probe_of(file: StudyFile) -> Probe:
-    return Probe({CellKey(c.arm, c.rounds): 0.01 * c.rounds for c in file.study.cells()}, 2.0, workers=2)
+def probe_of(file: StudyFile) -> StepTimes:
+    return StepTimes({CellKey(c.arm, c.rounds): 0.01 * c.rounds for c in file.study.cells()}, 2.0, workers=2)
 
 
 def test_a_price_adds_up_and_a_branch_costs_its_decay() -> None:

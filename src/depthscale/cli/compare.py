@@ -108,7 +108,7 @@ def _planned(
 ) -> StudyFile:
     """The study as ``study.json`` plans it: read, or written before anything runs."""
     from depthscale.studies.matched_steps import cells_to_probe, with_matched_steps
-    from depthscale.studies.probe import probe
+    from depthscale.studies.step_timing import time_steps
     from depthscale.studies.study_document import add_to_study, planned_study, with_what_is_settled, write_study
 
     planned = None if add else planned_study(directory, asked)
@@ -116,7 +116,7 @@ def _planned(
         return planned[0]
     waiting = with_what_is_settled(directory, asked) if add else asked
     timed = cells_to_probe(waiting)
-    measured = probe(waiting, timed, workers, console).seconds_per_step if timed else None
+    measured = time_steps(waiting, timed, workers, console).seconds_per_step if timed else None
     file, matched = with_matched_steps(waiting, vocab_size, measured)
     for note in matched:
         console.print(f"matched {note['spend']}: {note['arm']} trains {note['steps']:,} steps", markup=False)
@@ -131,11 +131,11 @@ def _print_price(
     from depthscale.runs.comparison_config import CellKey
     from depthscale.studies.matched_steps import cells_to_probe, with_matched_steps
     from depthscale.studies.pricing import price
-    from depthscale.studies.probe import probe
+    from depthscale.studies.step_timing import time_steps
 
     cells = list(dict.fromkeys(CellKey(cell.arm, cell.rounds) for cell in asked.study.cells()))
     wanted = cells if earlier is None else cells_to_probe(asked)
-    measured = probe(asked, wanted, workers, console) if wanted else None
+    measured = time_steps(asked, wanted, workers, console) if wanted else None
     file, _ = with_matched_steps(asked, vocab_size, measured.seconds_per_step if measured else None)
     result: dict[str, Any] = price(
         file, vocab_size, tuned=tune, probe=measured if earlier is None else None, earlier=earlier

@@ -7,7 +7,7 @@ from typing import Any
 
 from depthscale.reports.alignment_data import AlignmentData
 from depthscale.reports.page import significant
-from depthscale.studies.words import nats
+from depthscale.studies.words import decimal
 
 #: Names of the statistics in tables.
 QUANTITY_WORDS: Mapping[str, str] = {
@@ -30,14 +30,14 @@ def interval(fit: Mapping[str, Any]) -> str:
     """An exponent with its interval; a dash where there is none."""
     if "reason" in fit:
         return "—"
-    return f"{nats(fit['exponent'], 2)} [{_end(fit['lower'])}, {_end(fit['upper'])}]"
+    return f"{decimal(fit['exponent'], 2)} [{_end(fit['lower'])}, {_end(fit['upper'])}]"
 
 
 def bend(fit: Mapping[str, Any]) -> str:
     """How much the local exponent changes over the rounds, give or take; a dash where it cannot be seen."""
     if "reason" in fit or fit["bend"] is None:
         return "—"
-    return f"{nats(fit['bend'], 2, signed=True)} ± {nats(fit['bend_error'], 2)}"
+    return f"{decimal(fit['bend'], 2, signed=True)} ± {decimal(fit['bend_error'], 2)}"
 
 
 def statistic(value: Mapping[str, Any]) -> str:
@@ -51,13 +51,13 @@ def threshold(condition: Mapping[str, Any]) -> str:
     found = condition["threshold"]
     if found.get("value") is None:
         return "none"
-    return f"{nats(found['value'], 3)} [{nats(found['lower'], 3)}, {nats(found['upper'], 3)}]"
+    return f"{decimal(found['value'], 3)} [{decimal(found['lower'], 3)}, {decimal(found['upper'], 3)}]"
 
 
 def solved(record: Mapping[str, Any], name: str) -> str:
     """One end of p*; in words where it lies outside the measured exponents."""
     value = record[name]
-    return f"{record[f'{name}_outside']} those measured" if value is None else nats(value, 3)
+    return f"{record[f'{name}_outside']} those measured" if value is None else decimal(value, 3)
 
 
 def gamma_words(gammas: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _stages(data: AlignmentData) -> tuple[str, str] | None:
             for step in data.stages
             if (condition := data.condition(arm["name"], step)) is not None
         ]
-        known = [f"{nats(fit['exponent'], 2)} at step {step}" for step, fit in fits if "reason" not in fit]
+        known = [f"{decimal(fit['exponent'], 2)} at step {step}" for step, fit in fits if "reason" not in fit]
         if known:
             parts.append(f"{arm['name']} {', '.join(known)}")
     if not parts:
@@ -99,7 +99,8 @@ def _threshold(data: AlignmentData) -> tuple[str, str]:
         where = f"in each of {len(conditions)} conditions one of its assumptions fails or cannot be seen"
         return lead, f"none: {where}; the list under the table says which."
     listed = "; ".join(
-        f"{c['arm']} at step {c['step']}, {c['batch_rows']} rows: {nats(c['threshold']['value'], 3)}" for c in given[:6]
+        f"{c['arm']} at step {c['step']}, {c['batch_rows']} rows: {decimal(c['threshold']['value'], 3)}"
+        for c in given[:6]
     )
     more = f" and {len(given) - 6} more" if len(given) > 6 else ""
     return (
@@ -119,8 +120,8 @@ def _steps(data: AlignmentData) -> list[tuple[str, str] | None]:
         ]
         if records:
             parts = [
-                f"{r['arm']} at step {r['step']} {nats(r['growth']['actual']['exponent'], 2)} against"
-                f" {nats(r['expected']['exponent'], 2)}"
+                f"{r['arm']} at step {r['step']} {decimal(r['growth']['actual']['exponent'], 2)} against"
+                f" {decimal(r['expected']['exponent'], 2)}"
                 for r in records
             ]
             broken = [r for r in records if not r["bound_holds"]]
@@ -157,11 +158,11 @@ def _self_consistent(data: AlignmentData) -> tuple[str, str] | None:
     elif record["edge"] is None:
         text += " No edge of a sweep was given, so it is no recommendation."
     else:
-        low, high = (nats(end, 3) for end in record["edge"])
+        low, high = (decimal(end, 3) for end in record["edge"])
         why = "too little was measured, so p*" if solution["missing"] else "p* does not predict it and"
         text += f" The sweep's edge is {low} to {high}; {why} is no recommendation."
     return "Exponent that agrees with itself", text
 
 
 def _end(value: float | None) -> str:
-    return "open" if value is None else nats(value, 2)
+    return "open" if value is None else decimal(value, 2)

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from depthscale.reports.charts import BAND, GRID, INK, Chart, drawing_settings, legend_below, new_axes, render, style_of
 from depthscale.reports.study_data import StudyData
 from depthscale.studies.named_comparisons import TERMS
-from depthscale.studies.words import nats
+from depthscale.studies.words import decimal
 
 
 def final_loss_chart(data: StudyData, trained_only: bool = False) -> Chart:
@@ -105,7 +105,7 @@ def control_chart(data: StudyData) -> Chart | None:
         controls,
         [control["a"]["arm"] + _budget(control["a"]) for control in controls],
         f"Intervals of the two one-sided tests. Equivalent means that the whole interval lies inside the"
-        f" dashed margin of ±{nats(margin)} nats.",
+        f" dashed margin of ±{decimal(margin)} nats.",
         margin=margin,
     )
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from depthscale.reports.charts import Chart
 from depthscale.runs.files import atomic_write_text
 from depthscale.studies.paired import PairedInterval
-from depthscale.studies.words import MINUS, decimals_for, nats, ratio_words
+from depthscale.studies.words import MINUS, decimal, decimals_for, ratio_words
 
 UNKNOWN = "\N{EM DASH}"
 
@@ -26,7 +26,7 @@ def number(value: float | None, decimals: int = 3) -> str:
         >>> number(2.0), number(None)
         ('2.000', '—')
     """
-    return UNKNOWN if value is None else nats(value, decimals)
+    return UNKNOWN if value is None else decimal(value, decimals)
 
 
 def whole(value: float | None) -> str:
@@ -111,7 +111,7 @@ def difference(interval: Mapping[str, Any] | None) -> Markup:
         return Markup(UNKNOWN)
     found = PairedInterval(**interval)
     decimals = decimals_for(found)
-    mean, low, high = (nats(value, decimals, signed=True) for value in (found.mean, found.low, found.high))
+    mean, low, high = (decimal(value, decimals, signed=True) for value in (found.mean, found.low, found.high))
     return Markup('<span class="mean">{}</span> <span class="ends">{} to {}</span>').format(mean, low, high)
 
 

@@ -58,7 +58,7 @@ def cell_summary(study: Study, cell: StudyCell) -> dict[str, Any]:
     }
 
 
-def regime(study: Study) -> list[str]:
+def data_regime(study: Study) -> list[str]:
     """At how many tokens per parameter a study's baseline was trained, and whether its data repeat."""
     sentences = []
     for cell in study.cells:

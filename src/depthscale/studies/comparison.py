@@ -14,7 +14,7 @@ from typing import Any
 
 from depthscale.runs.results import write_result
 from depthscale.studies import words
-from depthscale.studies.cell_summary import cell_summary, regime
+from depthscale.studies.cell_summary import cell_summary, data_regime
 from depthscale.studies.comparison_warnings import comparison_warnings
 from depthscale.studies.differences import equivalence, paired_difference
 from depthscale.studies.named_comparisons import again_tests, named_comparisons
@@ -67,7 +67,7 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
         "controls": controls,
         "named": named,
         "again": again,
-        "regime": regime(study),
+        "regime": data_regime(study),
         "later_additions": study.document.get("later_additions", []),
         "tasks": compare_tasks(study, questions),
         "verdict": _verdict(study, pairs, controls, named, again),
@@ -140,7 +140,7 @@ def _verdict(
                 sentences.append(words.summary(f"{lead} ({_common_terms(asked)})", asked, _labels(asked)))
     sentences += [f"A/A, {entry['equivalence']['words']}" for entry in again]
     if controls:
-        margin = words.nats(study.file.study.equivalence_margin)
+        margin = words.decimal(study.file.study.equivalence_margin)
         labels = {
             "equivalent": f"equivalent within ±{margin} nats:",
             "different_beyond_margin": f"different by more than {margin} nats:",

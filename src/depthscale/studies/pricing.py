@@ -13,8 +13,8 @@ from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.budgets import planned_run
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT, smallest_detectable_difference
-from depthscale.studies.probe import Probe
 from depthscale.studies.run_cost import run_cost
+from depthscale.studies.step_timing import StepTimes
 from depthscale.studies.study_runs import read_study
 
 #: Standard deviation of a paired difference in nats, where no earlier study is given: the median over the seven
@@ -28,7 +28,7 @@ def price(
     vocab_size: int,
     *,
     tuned: bool,
-    probe: Probe | None = None,
+    probe: StepTimes | None = None,
     earlier: Path | None = None,
 ) -> dict[str, Any]:
     """What a study would cost and could show.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from depthscale.studies.words import count, nats
+from depthscale.studies.words import count, decimal
 
 #: With so few runs an exponent, "all" and "none" say little: Clopper and Pearson's interval of 0 of 4 reaches 0.60.
 MIN_RUNS = 5
@@ -125,8 +125,9 @@ def loss_words(result: Mapping[str, Any]) -> str:
         return f"{lead}: not decided, too few seeds train at several exponents."
     low, high = trend["interval"]
     found = (
-        f"{nats(trend['nats_per_tenth'], signed=True)} nats for 0.1 more of p"
-        f" ({100 * result['setting']['confidence']:g} % interval {nats(low, signed=True)} to {nats(high, signed=True)},"
+        f"{decimal(trend['nats_per_tenth'], signed=True)} nats for 0.1 more of p"
+        f" ({100 * result['setting']['confidence']:g} % interval {decimal(low, signed=True)} to"
+        f" {decimal(high, signed=True)},"
         f" {count(trend['num_runs'], 'run')}, each beside others of its seed)"
     )
     if low <= 0 <= high:
@@ -139,7 +140,7 @@ def arm_words(cells: Sequence[Mapping[str, Any]]) -> str:
     """Shares and losses of the other arms."""
     parts = [
         f"{cell['arm']} at rate {cell['lr']:g}: {cell['share']['num_trained']} of {cell['share']['num_runs']} train"
-        + (f", mean loss {nats(cell['loss']['mean'])} nats" if cell["loss"]["mean"] is not None else "")
+        + (f", mean loss {decimal(cell['loss']['mean'])} nats" if cell["loss"]["mean"] is not None else "")
         for cell in cells
     ]
     return f"Other arms: {'; '.join(parts)}."

@@ -16,11 +16,11 @@ from depthscale.studies.paired import (
 MINUS = "\N{MINUS SIGN}"
 
 
-def nats(value: float, decimals: int = 3, signed: bool = False) -> str:
-    """A number of nats in print, with a true minus sign.
+def decimal(value: float, decimals: int = 3, signed: bool = False) -> str:
+    """A number in print, with a true minus sign.
 
     Example:
-        >>> nats(-0.12345), nats(0.5, signed=True)
+        >>> decimal(-0.12345), decimal(0.5, signed=True)
         ('−0.123', '+0.500')
     """
     text = f"{value:+.{decimals}f}" if signed else f"{value:.{decimals}f}"
@@ -39,9 +39,9 @@ def interval_text(interval: PairedInterval) -> str:
     """Mean and interval, such as "−0.100 nats (95 % interval −0.120 to −0.080, 5 pairs)"."""
     decimals = decimals_for(interval)
     return (
-        f"{nats(interval.mean, decimals, signed=True)} nats"
-        f" ({100 * interval.confidence:.4g} % interval {nats(interval.low, decimals, signed=True)}"
-        f" to {nats(interval.high, decimals, signed=True)}, {count(interval.num_pairs, 'pair')})"
+        f"{decimal(interval.mean, decimals, signed=True)} nats"
+        f" ({100 * interval.confidence:.4g} % interval {decimal(interval.low, decimals, signed=True)}"
+        f" to {decimal(interval.high, decimals, signed=True)}, {count(interval.num_pairs, 'pair')})"
     )
 
 
@@ -100,7 +100,7 @@ def pair_words(
         if smallest_detectable is not None and interval.num_pairs >= MIN_PAIRS_FOR_VERDICT:
             words += (
                 f" {interval.num_pairs} pairs find a true difference of"
-                f" {nats(smallest_detectable, decimals_for(interval))} nats with 80 % power."
+                f" {decimal(smallest_detectable, decimals_for(interval))} nats with 80 % power."
             )
     else:
         side = "lower" if verdict == "a_better" else "higher"
@@ -131,7 +131,7 @@ def untrained_words(outcomes: Mapping[str, int]) -> str:
 
 def control_words(subject: str, test: EquivalenceTest, num_pairs: int) -> str:
     """One sentence for one equivalence test."""
-    margin = nats(test.margin)
+    margin = decimal(test.margin)
     if test.interval is None:
         return f"{subject}: not decided, {no_interval_reason(num_pairs)}; margin ±{margin} nats."
     found = interval_text(test.interval)
@@ -167,6 +167,6 @@ def _named(item: Mapping[str, Any]) -> str:
         return f"{arm} (no interval)"
     found = PairedInterval(**interval)
     decimals = decimals_for(found)
-    ends = " to ".join(nats(value, decimals, signed=True) for value in (found.low, found.high))
+    ends = " to ".join(decimal(value, decimals, signed=True) for value in (found.low, found.high))
     untrained = f"; {item['untrained']}" if item["untrained"] else ""
-    return f"{arm} ({nats(found.mean, decimals, signed=True)} nats, {ends}{untrained})"
+    return f"{arm} ({decimal(found.mean, decimals, signed=True)} nats, {ends}{untrained})"

@@ -25,7 +25,7 @@ PROBE_RATE = 1e-8
 
 
 @dataclass(frozen=True)
-class Probe:
+class StepTimes:
     """What short runs measured.
 
     Attributes:
@@ -40,7 +40,7 @@ class Probe:
     workers: int
 
 
-def probe(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Console) -> Probe:
+def time_steps(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Console) -> StepTimes:
     """Train every given cell for a few steps, ``workers`` at a time, and read off the seconds of a step.
 
     Raises:
@@ -74,4 +74,4 @@ def probe(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Cons
     }
     busy = min(workers, len(jobs))
     overhead = max(0.0, busy * wall - sum(times[-1] for times in trained)) / len(jobs)
-    return Probe(seconds, overhead, workers)
+    return StepTimes(seconds, overhead, workers)
