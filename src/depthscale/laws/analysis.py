@@ -181,7 +181,7 @@ def _audit(law: AdditiveLaw, rows: Prepared, card: DataCard, question: Question)
         card.vocab_size if card.embeddings_counted else None,
         question.context,
         rows.depth_offset,
-        any(note.startswith("tokens were derived") for note in rows.notes),
+        rows.tokens_derived,
     )
     same = [n for n, d in conventions.items() if isinstance(d, Observations) and d.digest == rows.base.digest]
     for name in same:

@@ -79,6 +79,7 @@ class Prepared:
         notes: what was done to the rows, one line each.
         num_read: rows of the table.
         depth_offset: layers that the column ``depth`` leaves out.
+        tokens_derived: whether the table had no tokens, so that they are FLOPs / (6 * parameters).
     """
 
     everything: Observations
@@ -87,6 +88,7 @@ class Prepared:
     notes: tuple[str, ...]
     num_read: int
     depth_offset: float = 0.0
+    tokens_derived: bool = False
 
 
 def map_columns(table: Mapping[str, list[Any]], law: AdditiveLaw, text: str | None) -> tuple[ColumnMap, list[str]]:
@@ -141,7 +143,8 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
     notes = []
     data = table
     require_amounts(data)
-    if "tokens" in law.columns and "tokens" not in data.columns and {"parameters", "flops"} <= set(data.columns):
+    derived = "tokens" in law.columns and "tokens" not in data.columns and {"parameters", "flops"} <= set(data.columns)
+    if derived:
         data = data.with_column("tokens", data.column("flops") / (6 * data.column("parameters")))
         notes.append("tokens were derived as FLOPs / (6 * parameters)")
     # A constant column matters only to a law that reads it.
@@ -172,7 +175,7 @@ def prepare(table: Observations, law: AdditiveLaw, rule: RowRule, card: DataCard
     left = "" if data.num_rows == table.num_rows else f" of the {data.num_rows} that are not left out"
     notes.append(f"{base.num_rows} of {table.num_rows} rows are fitted: {rule.words}{left}")
     base, words = _grouped(base, law, rule)
-    return Prepared(data, base, tuple(findings), (*notes, words), table.num_rows, rule.depth_offset)
+    return Prepared(data, base, tuple(findings), (*notes, words), table.num_rows, rule.depth_offset, derived)
 
 
 def rows_from_table(
