@@ -52,7 +52,7 @@ def compare_laws(
     from depthscale.laws.card import DataCard
     from depthscale.laws.comparison_analysis import compare_rows
     from depthscale.laws.preparation import RowRule, prepare
-    from depthscale.laws.run_directories import read_runs
+    from depthscale.laws.run_directories import shared_runs
     from depthscale.runs.results import write_result
 
     if reference == new:
@@ -64,14 +64,11 @@ def compare_laws(
         raise ConfigError("a budget of --flops is not positive; expected FLOPs such as 1e20")
     chosen = read_law(law)
     rule = RowRule(drop_highest_losses, independent=independent_rows)
-    if directories:
-        first, second = ({run.resolve() for run in read_runs(data, arm).runs} for arm in (reference, new))
-        shared = sorted(first & second)
-        if shared:
-            raise ConfigError(
-                f"arms '{reference}' and '{new}' share {len(shared)} runs, such as {shared[0].name};"
-                " expected patterns that no run fits both of"
-            )
+    if directories and (shared := shared_runs(data, reference, new)):
+        raise ConfigError(
+            f"arms '{reference}' and '{new}' share {len(shared)} runs, such as {shared[0].name};"
+            " expected patterns that no run fits both of"
+        )
     prepared, notes = [], []
     for arm in (reference, new):
         only = None if by is None else (by, arm)

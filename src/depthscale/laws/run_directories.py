@@ -26,13 +26,11 @@ class RunRows:
             unrolled_parameters, flops, flops_per_token, step, total_steps, rate and seed; loss on the report split.
         card: what the runs themselves say.
         notes: runs that were left out and why, one line each.
-        runs: their directories, row by row.
     """
 
     data: Observations
     card: DataCard
     notes: tuple[str, ...]
-    runs: tuple[Path, ...] = ()
 
 
 def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
@@ -71,7 +69,13 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
     if len(rules) > 1:
         notes.append(f"rows mix {', '.join(rules)}: one law for several rules; fit one with --arm NAME")
     card = _card([training for _, training in good])
-    return RunRows(Observations(columns, loss), card, tuple(notes), tuple(path for path, _ in good))
+    return RunRows(Observations(columns, loss), card, tuple(notes))
+
+
+def shared_runs(directories: Sequence[Path], first: str, second: str) -> list[Path]:
+    """Trained runs that are of both arms, by their names alone; empty where no run fits both patterns."""
+    found = ({run.resolve() for each in directories for run in _runs_of(each, arm)[0]} for arm in (first, second))
+    return sorted(set.intersection(*found))
 
 
 def _runs_of(directory: Path, arm: str | None) -> tuple[list[Path], int]:

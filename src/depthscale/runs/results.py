@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from depthscale.errors import ResultError
 from depthscale.runs.files import atomic_write_text
+from depthscale.runs.versioned_json import read_versioned_json
 
 #: Version written today for each kind. A reader meets older files through CONVERTERS.
 SCHEMA_VERSIONS: Mapping[str, int] = MappingProxyType(
@@ -88,20 +88,15 @@ def read_result(directory: Path, kind: str) -> dict[str, Any]:
         ResultError: the file is missing, damaged, of another kind, or newer than this version of depthscale.
     """
     path = result_path(directory, kind)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ResultError(f"no {kind} result at {path}; run the command that makes it first") from error
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{path} is damaged ({error}); delete it and run the command again") from error
-    if not isinstance(document, dict) or document.get("kind") != kind:
-        raise ResultError(f"{path} is not a {kind} result; expected an object with kind '{kind}'")
-    version = document.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSIONS[kind]:
-        raise ResultError(
-            f"{path} has schema version {version!r}; this depthscale reads up to {SCHEMA_VERSIONS[kind]}: upgrade"
-        )
-    lifted: dict[str, Any] = document
+    lifted = read_versioned_json(
+        path,
+        kind,
+        SCHEMA_VERSIONS[kind],
+        absent=f"no {kind} result at {path}; run the command that makes it first",
+        again="delete it and run the command again",
+        foreign=f"is not a {kind} result",
+    )
+    version = lifted["schema_version"]
     while version < SCHEMA_VERSIONS[kind]:
         lifted = CONVERTERS[kind, version](lifted)
         version += 1

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from depthscale.errors import ResultError
 from depthscale.runs.files import atomic_write_text
 from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.versioned_json import read_versioned_json
 
 
 def read_study_json(directory: Path, kind: str, verb: str, newest: int) -> dict[str, Any]:
@@ -26,18 +26,14 @@ def read_study_json(directory: Path, kind: str, verb: str, newest: int) -> dict[
         ResultError: the file is missing, damaged, of another kind, or newer than this version of depthscale.
     """
     path = directory / STUDY_FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ResultError(f"no study at {path}; give the folder that 'depthscale {verb}' wrote") from error
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{path} is damaged ({error}); run 'depthscale {verb}' again") from error
-    if not isinstance(document, dict) or document.get("kind") != kind:
-        raise ResultError(f"{path} was not written by 'depthscale {verb}'; expected an object with kind '{kind}'")
-    version = document.get("schema_version")
-    if not isinstance(version, int) or version > newest:
-        raise ResultError(f"{path} has schema version {version!r}; this depthscale reads up to {newest}: upgrade")
-    return document
+    return read_versioned_json(
+        path,
+        kind,
+        newest,
+        absent=f"no study at {path}; give the folder that 'depthscale {verb}' wrote",
+        again=f"run 'depthscale {verb}' again",
+        foreign=f"was not written by 'depthscale {verb}'",
+    )
 
 
 def write_study_json(directory: Path, document: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from depthscale.budget import ModelShape, count_parameters, flops_per_token
 from depthscale.errors import ConfigError, DataError
 from depthscale.laws import LAWS, AdditiveLaw, DataCard, Observations, inspect_rows
 from depthscale.laws.preparation import RowRule, prepare, rows_from_table
-from depthscale.laws.run_directories import read_runs
+from depthscale.laws.run_directories import read_runs, shared_runs
 from depthscale.laws.tables import ColumnMap, from_table, rows_where
 from depthscale.plan import DepthPlan
 from depthscale.reports.spending_charts import map_chart
@@ -159,7 +159,8 @@ def test_an_arm_is_asked_of_run_directories_too(tmp_path: Path) -> None:
     losses = {(arm, 1): 2.5 for arm in ("pre", "deeploop")}
     study = write_synthetic_study(tmp_path / "study", losses=losses, seeds=(0,), with_tuning=False)
     runs = sorted((study / "runs").iterdir())
-    assert [run.name for run in read_runs(runs, "pre").runs] == ["pre-r1-s0"]
+    assert [run.name for run in shared_runs(runs, "pre", "*")] == ["pre-r1-s0"]
+    assert read_runs(runs, "pre").data.num_rows == 1
     assert read_runs(runs).data.num_rows == 2
     with pytest.raises(DataError, match="none of the 2 runs is of arm 'nonsense'; their arms: deeploop, pre"):
         read_runs(runs, "nonsense")
