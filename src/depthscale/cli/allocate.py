@@ -57,7 +57,7 @@ def allocate(
     from depthscale.laws.allocation.candidates import ShapeTemplate
     from depthscale.laws.allocation.recommendation import Wish, recommend
     from depthscale.laws.forms import make_forms
-    from depthscale.laws.row_shapes import is_gated
+    from depthscale.laws.row_shapes import mlp_of_ratio
     from depthscale.laws.rows_file import ROWS_FILE, read_rows
     from depthscale.laws.stored import from_record
     from depthscale.runs.results import read_result, write_result
@@ -72,7 +72,7 @@ def allocate(
     # Results of an older version know no MLP.
     kind = mlp or card.get("mlp")
     guess = card["mlp_ratio"] or known_ratio
-    gated = kind == "swiglu" if kind else guess is None or is_gated(guess)
+    gated = (kind or ("swiglu" if guess is None else mlp_of_ratio(guess))) == "swiglu"
     mlp_ratio = (8 / 3 if gated else 4.0) if known_ratio is None else known_ratio
     assumed = []
     if (vocab or card["vocab_size"]) is None:
@@ -120,10 +120,10 @@ def allocate(
 
 def _unread(card: dict[str, Any], ffn_ratio: float | None, mlp: str | None, kv_heads: int | None) -> list[str]:
     """A warning for each choice that changes what a model costs, that no law reads and that the rows did not make."""
-    from depthscale.laws.row_shapes import is_gated
+    from depthscale.laws.row_shapes import mlp_of_ratio
 
     known = card["mlp_ratio"]
-    own = card["mlp"] or (None if known is None else "swiglu" if is_gated(known) else "gelu")
+    own = card["mlp"] or (None if known is None else mlp_of_ratio(known))
     odd = []
     if ffn_ratio is not None and (known is None or abs(ffn_ratio / known - 1) > _SAME_RATIO):
         odd.append((f"an MLP ratio of {ffn_ratio:g}", "not known" if known is None else f"{known:g}"))

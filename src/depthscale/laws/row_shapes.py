@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthscale.budget import ModelShape, flops_per_token
+from depthscale.budget.parameters import MlpKind
 from depthscale.errors import DataError, PlanError
 from depthscale.laws.card import DataCard, Finding, compare_with_budget, counted_parameters, require_numbers
 from depthscale.laws.observations import Observations
@@ -17,9 +18,9 @@ Array = NDArray[np.float64]
 _GATED_BELOW = 3.5
 
 
-def is_gated(mlp_ratio: float) -> bool:
-    """Whether an MLP of this ratio is read as gated (swiglu)."""
-    return mlp_ratio < _GATED_BELOW
+def mlp_of_ratio(mlp_ratio: float) -> MlpKind:
+    """What an MLP of this ratio is read as, where nobody says."""
+    return "swiglu" if mlp_ratio < _GATED_BELOW else "gelu"
 
 
 def budget_findings(data: Observations, card: DataCard, context: int | None) -> list[Finding]:
@@ -86,6 +87,6 @@ def _shape(plan: DepthPlan, width: int, vocab_size: int, card: DataCard) -> Mode
         num_key_value_heads=1,
         head_dim=width,
         intermediate_size=round(card.mlp_ratio * width),
-        mlp=card.mlp or ("swiglu" if is_gated(card.mlp_ratio) else "gelu"),
+        mlp=card.mlp or mlp_of_ratio(card.mlp_ratio),
         norm_placement="pre",
     )
