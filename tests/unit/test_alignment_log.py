@@ -42,7 +42,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def train(config: RunConfig, directory: Path, every: int | None) -> tuple[LoopedTrainer, list[bytes]]:
-    data = prepare_data(**config.data.model_dump())
+    data = prepare_data(config.data)
     model = build_model(config, data.tokenizer, data.vocab_size)
     metrics = directory / "metrics.jsonl"
     callbacks = [] if every is None else [AlignmentLog(every, data, Settings(rows=2), metrics)]
@@ -86,7 +86,7 @@ def test_training_does_not_notice_the_log(config: RunConfig, tmp_path: Path) -> 
 
 
 def test_a_model_that_cannot_be_measured_does_not_end_the_run(config: RunConfig, tmp_path: Path) -> None:
-    data = prepare_data(**config.data.model_dump())
+    data = prepare_data(config.data)
     model = build_model(config, data.tokenizer, data.vocab_size)
     with torch.no_grad():
         model.model.blocks[0].mlp.down_proj.weight.fill_(torch.nan)

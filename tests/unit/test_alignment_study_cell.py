@@ -63,7 +63,7 @@ def places(result: dict[str, Any]) -> list[tuple[int, int, str]]:
 
 
 def data_of(config: AlignmentRun) -> PreparedData:
-    return prepare_data(**config.data.model_dump())
+    return prepare_data(config.data)
 
 
 def test_a_cell_is_measured_where_it_is_asked_and_trains_no_further(corpus: Path, tmp_path: Path) -> None:

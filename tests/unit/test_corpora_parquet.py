@@ -8,6 +8,7 @@ from pyarrow import parquet
 from stream_repository import text_of, write_repository
 
 from depthscale.errors import DataError
+from depthscale.runs.data_config import DataConfig
 from depthscale.training.corpora import read_corpus
 from depthscale.training.prepare import prepare_data
 
@@ -35,13 +36,9 @@ def test_a_folder_mixes_parquet_and_text_in_sorted_order(tmp_path: Path) -> None
 def test_a_parquet_corpus_is_prepared_as_any_other(tmp_path: Path) -> None:
     repository = write_repository(tmp_path / "repository", num_files=1)
     data = prepare_data(
-        corpus=str(repository),
-        tokenizer="bytes",
-        context_length=16,
-        tuning_fraction=0.1,
-        report_fraction=0.1,
-        split_seed=0,
-        attend_across_documents=False,
+        DataConfig(
+            corpus=str(repository), tokenizer="bytes", context_length=16, tuning_fraction=0.1, report_fraction=0.1
+        ),
         cache_dir=tmp_path / "cache",
     )
     assert data.num_documents_read == 60

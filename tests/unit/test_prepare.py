@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from depthscale.errors import DataError
+from depthscale.runs.data_config import DataConfig
 from depthscale.training import cache, prepare
 from depthscale.training.corpora import corpus_sha256, read_corpus
 from depthscale.training.prepare import prepare_data
@@ -37,11 +38,9 @@ def prepared(corpus, tmp_path):
             "context_length": 16,
             "tuning_fraction": 0.1,
             "report_fraction": 0.2,
-            "split_seed": 0,
-            "attend_across_documents": False,
-            "cache_dir": tmp_path / "cache",
         }
-        return prepare_data(**{**settings, **changes})
+        cache_dir = changes.pop("cache_dir", tmp_path / "cache")
+        return prepare_data(DataConfig(**{**settings, **changes}), cache_dir=cache_dir)
 
     return call
 

@@ -146,7 +146,7 @@ def test_the_rule_is_told_the_stated_rounds(make_config: Any) -> None:
 
     def skips(*overrides: str) -> list[float]:
         config = make_config(*deeploop, *overrides)
-        tokenizer = prepared(config).tokenizer
+        tokenizer = prepare_data(config.data).tokenizer
         return [scales["skip"] for scales in model_config(config, tokenizer, 257).residual_scales]
 
     def at(rounds: int) -> list[float]:
@@ -158,20 +158,6 @@ def test_the_rule_is_told_the_stated_rounds(make_config: Any) -> None:
     assert skips(LAW, "model.stated_rounds=4") == at(4)
     assert skips("model.stated_rounds=4") == at(4)
     assert at(2) != at(4) != at(6)
-
-
-def prepared(config: RunConfig) -> Any:
-    data = config.data
-    return prepare_data(
-        corpus=data.corpus,
-        tokenizer=data.tokenizer,
-        context_length=data.context_length,
-        tuning_fraction=data.tuning_fraction,
-        report_fraction=data.report_fraction,
-        split_seed=data.split_seed,
-        attend_across_documents=data.attend_across_documents,
-        text_field=data.text_field,
-    )
 
 
 # -- training ---------------------------------------------------------------------------------------------

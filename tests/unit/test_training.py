@@ -310,7 +310,7 @@ def test_loss_does_not_depend_on_the_batch_size(make_config: Any, tmp_path: Path
     config = make_config("train.steps=2")
     train_run(config, tmp_path / "run")
     model = load_model(tmp_path / "run" / "checkpoint")
-    data = prepare_data(**config.data.model_dump())
+    data = prepare_data(config.data)
     results = [evaluate_loss(model, data.splits["report"].dataset, data.collate, batch_rows=rows) for rows in (1, 3, 8)]
     assert len({result.num_tokens for result in results}) == 1
     assert results[0].loss_nats == pytest.approx(results[1].loss_nats, rel=1e-6)
@@ -497,7 +497,7 @@ def test_learning_rate_multipliers_reach_the_matrices_only(make_config: Any, tmp
     from depthscale.training.parameter_groups import optimizer_groups
 
     config = make_config("plan.blocks=3", "model.rule=inverse_rounds")
-    data = prepare_data(**config.data.model_dump())
+    data = prepare_data(config.data)
     model = build_model(config, data.tokenizer, data.vocab_size)
     rates = {id(p): group["lr"] for group in optimizer_groups(model, 1.0, 0.1) for p in group["params"]}
     decays = {id(p): group["weight_decay"] for group in optimizer_groups(model, 1.0, 0.1) for p in group["params"]}

@@ -105,7 +105,7 @@ def _measure(
             return
         config = validate(RunConfig, tables, str(target))
         counts = sorted(set(whole_numbers("--rounds", rounds or DEFAULT_ROUNDS)))
-        data = prepare_data(**config.data.model_dump())
+        data = prepare_data(config.data)
         points = arms.setdefault(f"{config.model.norm_placement} {config.model.rule}", [])
         for point in initialization_points(config, data, counts, seeds, settings):
             points.append(point)

@@ -30,7 +30,7 @@ def run_study(
     directory = out or Path("runs") / file.study.name
     console = Console(stderr=True)
     # Before any worker starts: a bad corpus is one line here, and a good one is in the cache for all of them.
-    prepare_data(**file.cells()[0].data.model_dump())
+    prepare_data(file.cells()[0].data)
     failed = run_alignment_study(directory, file, workers or os.cpu_count() or 1, console)
     # Fitters and figures are seconds of imports that the workers above did not have to wait for.
     from depthscale.alignment.study import study_result

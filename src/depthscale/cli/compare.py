@@ -74,7 +74,7 @@ def compare(
     # Before any worker starts: a bad corpus is one line here, and a good one is in the cache for all of them.
     from depthscale.training.prepare import prepare_data
 
-    vocab_size = prepare_data(**file.data_config().model_dump()).vocab_size
+    vocab_size = prepare_data(file.data_config()).vocab_size
     if plan_only:
         _print_price(file, vocab_size, tune, from_study, num_workers, console)
         return

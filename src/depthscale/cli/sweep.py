@@ -38,7 +38,7 @@ def sweep(
     # Before any worker starts: a bad corpus is one line here, and a good one is in the cache for all of them.
     from depthscale.training.prepare import prepare_data
 
-    prepare_data(**sweep_file.data_config().model_dump())
+    prepare_data(sweep_file.data_config())
     measured = None if threshold is None or threshold_source is None else (threshold, threshold_source)
     failed = run_sweep(directory, sweep_file, workers or os.cpu_count() or 1, Console(stderr=True), measured)
     from depthscale.reports.sweep_report import build_sweep_report

@@ -151,7 +151,7 @@ def _prepare(config: RunConfig) -> str:
     from depthscale.training.prepare import prepare_data
     from depthscale.training.streamed_rows import StreamedRows
 
-    data = prepare_data(**config.data.model_dump())
+    data = prepare_data(config.data)
     train = data.splits["train"].dataset
     if isinstance(train, StreamedRows):
         train.make_all()

@@ -52,7 +52,7 @@ def measure_cell(config: AlignmentRun, directory: Path) -> dict[str, Any]:
         torch.set_num_threads(config.train.num_threads)
     disable_progress_bar()
     set_verbosity_error()
-    data = prepare_data(**config.data.model_dump())
+    data = prepare_data(config.data)
     if config.measure.tokens == "shuffled":
         data = shuffled(data, config.train.data_seed)
     model = build_model(config, data.tokenizer, data.vocab_size)

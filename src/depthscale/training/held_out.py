@@ -98,7 +98,7 @@ def held_out_data(target: Target, corpus: str | None, context_length: int) -> He
 
 
 def _prepare(settings: DataConfig, corpus: str, tokenizer: str) -> PreparedData:
-    return prepare_data(**settings.model_copy(update={"corpus": corpus, "tokenizer": tokenizer}).model_dump())
+    return prepare_data(settings.model_copy(update={"corpus": corpus, "tokenizer": tokenizer}))
 
 
 def _trained_on(target: Target) -> str | None:

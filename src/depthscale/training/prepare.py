@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from depthscale.errors import DataError
-from depthscale.runs.data_config import STREAM_PREFIX
+from depthscale.runs.data_config import DataConfig
 from depthscale.training.cache import cached_folder, default_cache_dir
 from depthscale.training.corpora import corpus_fingerprint, corpus_sha256, read_corpus
 from depthscale.training.dataset import PackedDataset, pack_stream
@@ -50,23 +50,7 @@ _SUMMARY = "summary.json"
 _TOKENIZER = "tokenizer.json"
 
 
-def prepare_data(
-    *,
-    corpus: str,
-    tokenizer: str,
-    context_length: int,
-    tuning_fraction: float,
-    report_fraction: float,
-    split_seed: int,
-    attend_across_documents: bool,
-    text_field: str = "text",
-    train_tokens: int | None = None,
-    held_out_tokens: int | None = None,
-    subset: str | None = None,
-    stream_split: str | None = None,
-    revision: str | None = None,
-    cache_dir: Path | None = None,
-) -> PreparedData:
+def prepare_data(settings: DataConfig, *, cache_dir: Path | None = None) -> PreparedData:
     """Prepare a corpus, or find it prepared in the cache.
 
     The cache is keyed by the corpus's files (path, size, time of change), the tokenizer, the split and the
@@ -74,54 +58,36 @@ def prepare_data(
     to the stream when it is read.
 
     Args:
-        corpus: ``stdlib``, the path of a text, .jsonl or .parquet file or of a folder, or ``stream:NAME``.
-        tokenizer: ``bytes``, ``bpe:N``, or the path or Hub id of a pretrained one.
-        context_length: tokens per row, at least 3.
-        tuning_fraction: share of the bytes for ``tuning``.
-        report_fraction: share of the bytes for ``report``.
-        split_seed: which documents go where.
-        attend_across_documents: whether documents in one row see one another.
-        text_field: field of JSONL lines, or column of tables, that holds the text.
-        train_tokens, held_out_tokens, subset, stream_split, revision: of a stream only; see ``DataConfig``.
+        settings: the text, its tokenizer, its splits and its rows.
         cache_dir: default ``$DEPTHSCALE_CACHE``, else the user's cache folder.
 
     Raises:
         DataError: the corpus, tokenizer, fractions or cache cannot be used as given, or the training split
             does not fill one row.
     """
-    if is_trained_on_corpus(tokenizer):
-        bpe_entries(tokenizer)
+    if is_trained_on_corpus(settings.tokenizer):
+        bpe_entries(settings.tokenizer)
         pretrained = None
     else:
-        pretrained = load_tokenizer(tokenizer)
-    if corpus.startswith(STREAM_PREFIX):
-        if train_tokens is None or pretrained is None:
-            wanted = "train_tokens" if train_tokens is None else "a tokenizer that is not trained on the corpus"
-            raise DataError(f"corpus '{corpus}' is a stream and needs {wanted}; set it under [data]")
-        source = StreamSource.from_corpus(
-            corpus, subset=subset, split=stream_split, text_field=text_field, revision=revision
-        )
-        cache = StreamCache(cache_dir or default_cache_dir(), source, pretrained, held_out_tokens or HELD_OUT_TOKENS)
-        return _prepare_stream(corpus, tokenizer, cache, train_tokens, context_length, attend_across_documents)
+        pretrained = load_tokenizer(settings.tokenizer)
+    if settings.is_stream:
+        assert pretrained is not None, "a stream's settings name a tokenizer that is not trained on its text"
+        return _prepare_stream(settings, pretrained, cache_dir or default_cache_dir())
     # Before anything is encoded: encoding resets truncation, which is part of the JSON form.
     pretrained_sha256 = None if pretrained is None else tokenizer_sha256(pretrained)
-    split_settings = {
-        "tuning_fraction": tuning_fraction,
-        "report_fraction": report_fraction,
-        "split_seed": split_seed,
-    }
+    split_settings = settings.model_dump(include={"tuning_fraction", "report_fraction", "split_seed"})
     key_parts = {
         "schema": SCHEMA_VERSION,
-        "corpus": corpus_fingerprint(corpus),
-        "text_field": text_field,
-        "tokenizer": pretrained_sha256 or tokenizer,
+        "corpus": corpus_fingerprint(settings.corpus),
+        "text_field": settings.text_field,
+        "tokenizer": pretrained_sha256 or settings.tokenizer,
         "near_duplicates": [SHINGLE_WORDS, JACCARD_THRESHOLD],
         **split_settings,
     }
     key = hashlib.sha256(json.dumps(key_parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def build(folder: Path) -> None:
-        _build(folder, corpus, text_field, tokenizer, pretrained, tuning_fraction, report_fraction, split_seed)
+        _build(folder, settings, pretrained)
 
     folder = cached_folder(cache_dir or default_cache_dir(), key, build)
     if pretrained is None:
@@ -132,8 +98,8 @@ def prepare_data(
             dataset=PackedDataset(
                 np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False),
                 np.load(folder / f"{name}_starts.npy", allow_pickle=False),
-                context_length,
-                attend_across_documents=attend_across_documents,
+                settings.context_length,
+                attend_across_documents=settings.attend_across_documents,
                 pad_last_row=name != "train",
                 pad_id=pretrained.eos_token_id,
             ),
@@ -141,42 +107,35 @@ def prepare_data(
         )
         for name in SPLITS
     }
-    _require_rows(splits, context_length)
+    _require_rows(splits, settings.context_length)
     return PreparedData(
-        name=corpus,
+        name=settings.corpus,
         tokenizer=pretrained,
-        tokenizer_spec=tokenizer,
+        tokenizer_spec=settings.tokenizer,
         tokenizer_sha256=pretrained_sha256 or tokenizer_sha256(pretrained),
         vocab_size=vocabulary_size(pretrained),
         splits=splits,
-        context_length=context_length,
-        attend_across_documents=attend_across_documents,
+        context_length=settings.context_length,
+        attend_across_documents=settings.attend_across_documents,
         split_settings=split_settings,
         **summary["corpus"],
     )
 
 
-def _build(
-    folder: Path,
-    corpus: str,
-    text_field: str,
-    spec: str,
-    pretrained: PreTrainedTokenizerFast | None,
-    tuning_fraction: float,
-    report_fraction: float,
-    split_seed: int,
-) -> None:
-    documents = read_corpus(corpus, text_field)
+def _build(folder: Path, settings: DataConfig, pretrained: PreTrainedTokenizerFast | None) -> None:
+    documents = read_corpus(settings.corpus, settings.text_field)
     duplicates = find_near_duplicates([document.text for document in documents])
     parts = split_documents(
         [documents[index] for index in duplicates.kept],
-        tuning_fraction=tuning_fraction,
-        report_fraction=report_fraction,
-        seed=split_seed,
+        tuning_fraction=settings.tuning_fraction,
+        report_fraction=settings.report_fraction,
+        seed=settings.split_seed,
     )
     tokenizer = pretrained
     if tokenizer is None:
-        tokenizer = train_byte_level_bpe([document.text for document in parts["train"]], bpe_entries(spec))
+        tokenizer = train_byte_level_bpe(
+            [document.text for document in parts["train"]], bpe_entries(settings.tokenizer)
+        )
         (folder / _TOKENIZER).write_text(tokenizer_to_json(tokenizer), encoding="utf-8")
     for name, part in parts.items():
         stream, starts = pack_stream(
@@ -185,7 +144,9 @@ def _build(
             vocab_size=vocabulary_size(tokenizer),
         )
         if not len(stream):
-            raise DataError(f"tokenizer '{spec}' makes no token of the {name} split; choose another tokenizer")
+            raise DataError(
+                f"tokenizer '{settings.tokenizer}' makes no token of the {name} split; choose another tokenizer"
+            )
         np.save(folder / f"{name}.npy", stream, allow_pickle=False)
         np.save(folder / f"{name}_starts.npy", starts, allow_pickle=False)
     summary = {
@@ -204,57 +165,59 @@ def _build(
     (folder / _SUMMARY).write_text(json.dumps(summary, indent=1))
 
 
-def _prepare_stream(
-    corpus: str,
-    tokenizer_spec: str,
-    cache: StreamCache,
-    train_tokens: int,
-    context_length: int,
-    attend_across_documents: bool,
-) -> PreparedData:
+def _prepare_stream(settings: DataConfig, tokenizer: PreTrainedTokenizerFast, cache_dir: Path) -> PreparedData:
+    source = StreamSource.from_corpus(
+        settings.corpus,
+        subset=settings.subset,
+        split=settings.stream_split,
+        text_field=settings.text_field,
+        revision=settings.revision,
+    )
+    cache = StreamCache(cache_dir, source, tokenizer, settings.held_out_tokens or HELD_OUT_TOKENS)
     # Before anything is encoded, as above.
-    sha256 = tokenizer_sha256(cache.tokenizer)
+    sha256 = tokenizer_sha256(tokenizer)
+    assert settings.train_tokens is not None, "a stream's settings say it"
     held_out = {name: cache.held_out(name) for name in HELD_OUT_SPLITS}
-    rules = {"attend_across_documents": attend_across_documents, "pad_id": cache.tokenizer.eos_token_id}
-    train = StreamedRows(cache, context_length, train_tokens, **rules)
+    rules = {"attend_across_documents": settings.attend_across_documents, "pad_id": tokenizer.eos_token_id}
+    train = StreamedRows(cache, settings.context_length, settings.train_tokens, **rules)
     pieces = {"train": train.first_shard, **held_out}
     identity = {
-        **{key: value for key, value in cache.source.identity().items() if not cache.source.is_local or key == "split"},
+        **{key: value for key, value in source.identity().items() if not source.is_local or key == "split"},
         "revision": cache.revision,
         # Later shards are made when they are asked for: a folder's files must stand for them.
-        "files": cache.source.listing(),
+        "files": source.listing(),
         **{name: piece.sha256 for name, piece in pieces.items()},
     }
     splits = {
         name: PreparedSplit(
             train
             if name == "train"
-            else PackedDataset(piece.ids, piece.starts, context_length, pad_last_row=True, **rules),
+            else PackedDataset(piece.ids, piece.starts, settings.context_length, pad_last_row=True, **rules),
             piece.num_documents,
             piece.num_bytes,
         )
         for name, piece in pieces.items()
     }
-    _require_rows(splits, context_length)
+    _require_rows(splits, settings.context_length)
     return PreparedData(
-        name=corpus,
+        name=settings.corpus,
         corpus_sha256=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
-        tokenizer=cache.tokenizer,
-        tokenizer_spec=tokenizer_spec,
+        tokenizer=tokenizer,
+        tokenizer_spec=settings.tokenizer,
         tokenizer_sha256=sha256,
-        vocab_size=vocabulary_size(cache.tokenizer),
+        vocab_size=vocabulary_size(tokenizer),
         splits=splits,
         num_documents_read=pieces["train"].num_documents_read,
         num_bytes_read=sum(piece.num_bytes for piece in pieces.values()),
         num_exact_duplicates=0,
         num_near_duplicates=0,
-        context_length=context_length,
-        attend_across_documents=attend_across_documents,
+        context_length=settings.context_length,
+        attend_across_documents=settings.attend_across_documents,
         split_settings={
-            "train_tokens": train_tokens,
+            "train_tokens": settings.train_tokens,
             "held_out_tokens": cache.held_out_tokens,
-            "subset": cache.source.subset,
-            "stream_split": cache.source.split,
+            "subset": source.subset,
+            "stream_split": source.split,
             "revision": cache.revision,
         },
         duplicate_rule=STREAM_DUPLICATE_RULE,

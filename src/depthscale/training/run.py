@@ -78,7 +78,7 @@ def train_run(
     disable_progress_bar()
     set_verbosity_error()
 
-    data = prepare_data(**config.data.model_dump())
+    data = prepare_data(config.data)
     model = _model(config, data, console)
     if untrained := _without_gradient(config):
         console.print(f"Note: {untrained}.", soft_wrap=True)
