@@ -10,15 +10,14 @@ taken within a pair. Target: at most 1.05.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from record import write_record
 
 from depthscale.evaluation.loss import evaluate_loss
 from depthscale.nn import LoopedLMConfig, LoopedLMForCausalLM
@@ -97,11 +96,7 @@ def main() -> None:
         "num_threads": 1,
         "torch": torch.__version__,
     }
-    text = json.dumps(record, indent=1)
-    sys.stdout.write(text + "\n")
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ fitted law is the truth, its residuals are the noise, drawn in three ways (see `
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import get_args
+
+from record import write_record
 
 from depthscale.laws import LAWS, ColumnMap, fit, read_table, simulate_coverage
 from depthscale.laws.coverage import Noise
@@ -44,11 +44,7 @@ def main() -> None:
         "seed": 0,
         "coverage": results,
     }
-    text = json.dumps(record, indent=1)
-    sys.stdout.write(text + "\n")
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ from fewer is named so: ``..._scaled_from_90``.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from record import write_record
 from scipy.optimize import minimize
 from scipy.special import huber, logsumexp
 
@@ -201,11 +200,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="peers at full size (minutes)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
-    text = json.dumps(run(arguments.full), indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    write_record(run(arguments.full), arguments.output)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from laws_fits import CHINCHILLA, HUBER, chinchilla_rows, scaled, timed
+from record import write_record
 
 from depthscale.laws import Fit, Objective, Observations, bootstrap, examine, fit
 
@@ -139,11 +139,7 @@ def main() -> None:
             continue
         with contextlib.redirect_stdout(sys.stderr):
             results[name] = measure(data, arguments.full)
-    text = json.dumps(results, indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    write_record(results, arguments.output)
 
 
 if __name__ == "__main__":

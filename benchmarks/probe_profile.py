@@ -24,10 +24,8 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +36,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from live_tensors import PeakLiveBytes
+from record import write_record
 from spread import spread
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -255,11 +254,7 @@ def main() -> None:
         "all within half of plain's memory": record["all_over_plain_extra_memory"] <= 0.5,
         "exits below two logits": record["exit_memory_in_logits_of_one_layer"] < 2,
     }
-    text = json.dumps(record, indent=1)
-    sys.stdout.write(text + "\n")
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ rate over the grid is that of all depths trained equally long. Targets: 4 beside
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from record import write_record
 from spread import spread
 from torch import Tensor, nn
 
@@ -174,11 +173,7 @@ def main() -> None:
         "num_threads": 1,
         "torch": torch.__version__,
     }
-    text = json.dumps(record, indent=1)
-    sys.stdout.write(text + "\n")
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ LEDGER_FILE = "interventions.jsonl"
 
 
 def intervene(
+    ctx: typer.Context,
     model: Model,
     corpus: Annotated[str, typer.Option(help="As for probe.")] = "stdlib",
     subset: Annotated[str | None, typer.Option(help="Configuration of a streamed data set.")] = None,
@@ -77,19 +78,7 @@ def intervene(
 
     disable_progress_bar()
     console = Console(stderr=True)
-    parts = model_settings(
-        {
-            "dtype": dtype,
-            "device_map": device_map,
-            "gguf_file": gguf_file,
-            "allow_bin": allow_bin,
-            "trust_remote_code": trust_remote_code,
-            "tokenizer": tokenizer,
-            "blocks_path": blocks_path,
-            "norm_path": norm_path,
-            "head_path": head_path,
-        }
-    )
+    parts = model_settings(ctx.params)
     text: dict[str, Any] = {
         "corpus": corpus,
         "subset": subset,

@@ -58,12 +58,13 @@ def note_shortfall(counts: RowCounts, asked: int | None, context_length: int, co
         )
 
 
-def model_settings(values: dict[str, Any]) -> ModelSettings:
-    """Checked settings from options; one that was not given keeps its default."""
+def model_settings(options: dict[str, Any]) -> ModelSettings:
+    """Checked settings from a command's options, among which they are; one that was not given keeps its default."""
     from depthscale.probing.settings import ModelSettings
     from depthscale.runs.config_file import validate
 
-    return validate(ModelSettings, {name: value for name, value in values.items() if value is not None}, "options")
+    given = {name: options[name] for name in ModelSettings.model_fields if options[name] is not None}
+    return validate(ModelSettings, given, "options")
 
 
 def describe_model(loaded: LoadedModel, located: LocatedModel) -> dict[str, Any]:

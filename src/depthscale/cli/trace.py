@@ -34,6 +34,7 @@ LEDGER_FILE = "trace.jsonl"
 
 
 def trace(
+    ctx: typer.Context,
     model: Model,
     prompts: Annotated[
         Path, typer.Argument(metavar="PROMPTS.jsonl", help='Lines such as {"prompt": …, "subject": …, "answer": …}.')
@@ -80,19 +81,7 @@ def trace(
     console = Console(stderr=True)
     read = read_prompts(prompts)
     choice = validate(ProbeSettings, {"bos": bos}, "options").bos
-    parts = model_settings(
-        {
-            "dtype": dtype,
-            "device_map": device_map,
-            "gguf_file": gguf_file,
-            "allow_bin": allow_bin,
-            "trust_remote_code": trust_remote_code,
-            "tokenizer": tokenizer,
-            "blocks_path": blocks_path,
-            "norm_path": norm_path,
-            "head_path": head_path,
-        }
-    )
+    parts = model_settings(ctx.params)
     loaded, located = open_model(model, revision, parts, console)
     special = special_tokens(loaded.tokenizer, choice)
     tokenized = [tokenize(loaded.tokenizer, prompt, special.bos) for prompt in read]
