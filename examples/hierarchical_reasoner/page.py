@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from depthscale.reports.charts import (
     GRID,
     Chart,
@@ -16,30 +14,18 @@ from depthscale.reports.charts import (
     new_axes,
     render,
     style_of,
-    write_charts,
 )
-from depthscale.reports.page import FILTERS, drawn
-from depthscale.runs.files import atomic_write_text
+from depthscale.reports.page import write_report
 
 
 def write_table_page(directory: Path, table: Mapping[str, Any]) -> Path:
     """Write ``report.html`` and the figure of a table; return the path of the page."""
-    loaders = [jinja2.FileSystemLoader(Path(__file__).parent), jinja2.PackageLoader("depthscale.reports", "templates")]
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(loaders), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    environment.filters.update(FILTERS)
-    figures = [curve_chart(table)]
-    write_charts(directory / "figures", figures)
+    chart = curve_chart(table)
     shape = table["settings"]["shape"]
-    path = directory / "report.html"
-    atomic_write_text(
-        path,
-        environment.get_template("page.html.j2").render(
-            title="Hierarchical reasoner", table=table, shape=shape, side=shape["box"] ** 2, figures=figures, draw=drawn
-        ),
+    context = {"table": table, "shape": shape, "side": shape["box"] ** 2, "figures": [chart]}
+    return write_report(
+        directory, "page.html.j2", "Hierarchical reasoner", [chart], context, templates=Path(__file__).parent
     )
-    return path
 
 
 def curve_chart(table: Mapping[str, Any]) -> Chart:

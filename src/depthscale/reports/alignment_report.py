@@ -6,7 +6,7 @@ from pathlib import Path
 
 from depthscale.reports import alignment_charts, alignment_growth_charts, alignment_words, charts
 from depthscale.reports.alignment_data import AlignmentData, read_alignment_data
-from depthscale.reports.page import drawn, write_page
+from depthscale.reports.page import write_report
 
 
 def build_alignment_report(directory: Path) -> Path:
@@ -17,18 +17,16 @@ def build_alignment_report(directory: Path) -> Path:
     """
     data = read_alignment_data(directory)
     figures = _figures(data)
-    charts.write_charts(directory / "figures", [chart for group in figures.values() for chart in group])
-    return write_page(
-        directory / "report.html",
+    return write_report(
+        directory,
         "alignment.html.j2",
+        f"{directory.resolve().name}: alignment of visits",
+        (chart for group in figures.values() for chart in group),
         {
-            "title": f"{directory.resolve().name}: alignment of visits",
-            "directory": directory.resolve().name,
             "result": data.result,
             "data": data,
             "verdict": alignment_words.sentences(data),
             "figures": figures,
-            "draw": drawn,
             "interval": alignment_words.interval,
             "bend": alignment_words.bend,
             "statistic": alignment_words.statistic,

@@ -8,7 +8,7 @@ from typing import Any
 
 from depthscale.reports import charts, curve_charts, detail_charts, difference_charts, spending_frontier
 from depthscale.reports.alignment_curve_charts import alignment_curve_charts
-from depthscale.reports.page import drawn, write_page
+from depthscale.reports.page import write_report
 from depthscale.reports.study_data import CellData, StudyData, read_study_data
 from depthscale.studies.named_comparisons import TERMS
 
@@ -31,24 +31,22 @@ def build_report(study_directory: Path) -> Path:
     """
     data = read_study_data(study_directory)
     figures = _figures(data)
-    charts.write_charts(study_directory / "figures", [chart for group in figures.values() for chart in group])
-    return write_page(
-        study_directory / "report.html",
+    return write_report(
+        study_directory,
         "comparison.html.j2",
+        f"{data.comparison['name']}: comparison",
+        (chart for group in figures.values() for chart in group),
         {
             "named": data.comparison.get("named", []),
             "again": data.comparison.get("again", []),
             "matched": data.study.get("matched_steps", []),
             "terms": TERMS,
-            "title": f"{data.comparison['name']}: comparison",
-            "directory": study_directory.resolve().name,
             "study": data.study,
             "comparison": data.comparison,
             "verdict": [_lead_and_rest(sentence) for sentence in data.comparison["verdict"]],
             "verdict_words": VERDICT_WORDS,
             "rows": [_main_row(data, cell) for cell in data.by_rounds],
             "figures": figures,
-            "draw": drawn,
             "series_colors": charts.SERIES_COLORS,
             "tuning": data.tuning,
             "tuned_losses": detail_charts.mean_by_rate,

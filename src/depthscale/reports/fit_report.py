@@ -9,7 +9,7 @@ from depthscale.laws.observations import Observations
 from depthscale.laws.preparation import shown_rows
 from depthscale.laws.rows_file import ROWS_FILE, read_rows
 from depthscale.reports import charts, fit_charts, fit_words, spending_charts
-from depthscale.reports.page import drawn, write_page
+from depthscale.reports.page import write_report
 from depthscale.runs.results import read_result, result_path
 
 
@@ -26,14 +26,13 @@ def build_fit_report(directory: Path) -> Path:
     rows = read_rows(directory / ROWS_FILE) if (directory / ROWS_FILE).exists() else None
     allocation = _allocation(directory, result)
     figures = _figures(result, rows, allocation)
-    charts.write_charts(directory / "figures", [chart for group in figures.values() for chart in group])
     law = result["fit"]["law"]
-    return write_page(
-        directory / "report.html",
+    return write_report(
+        directory,
         "fit.html.j2",
+        f"{directory.resolve().name}: {law['name']}",
+        (chart for group in figures.values() for chart in group),
         {
-            "title": f"{directory.resolve().name}: {law['name']}",
-            "directory": directory.resolve().name,
             "result": result,
             "formula": formula(law),
             "verdict": fit_words.sentences(result),
@@ -44,7 +43,6 @@ def build_fit_report(directory: Path) -> Path:
             "allocation": allocation,
             "allocation_lines": fit_words.allocation_sentences(allocation) if allocation else [],
             "figures": figures,
-            "draw": drawn,
             "value": fit_words.value,
             "ends": fit_words.ends,
             "shown_rows": shown_rows,

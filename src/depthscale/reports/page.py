@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,11 +11,12 @@ import jinja2
 import tomli_w
 from markupsafe import Markup
 
-from depthscale.reports.charts import Chart
+from depthscale.reports.charts import Chart, write_charts
 from depthscale.runs.files import atomic_write_text
 from depthscale.studies.paired import PairedInterval
 from depthscale.studies.words import MINUS, decimal, decimals_for, ratio_words
 
+REPORT_FILE = "report.html"
 UNKNOWN = "\N{EM DASH}"
 
 
@@ -135,10 +136,11 @@ FILTERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
-def render_page(template: str, context: Mapping[str, Any]) -> str:
+def render_page(template: str, context: Mapping[str, Any], templates: Path | None = None) -> str:
     """A template filled in; everything that is not marked as safe is escaped."""
+    own = jinja2.PackageLoader("depthscale.reports", "templates")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("depthscale.reports", "templates"),
+        loader=jinja2.ChoiceLoader([jinja2.FileSystemLoader(templates), own]) if templates else own,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -148,13 +150,35 @@ def render_page(template: str, context: Mapping[str, Any]) -> str:
     return environment.get_template(template).render(context)
 
 
-def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
-    """:func:`render_page` to a file that is whole or absent."""
-    atomic_write_text(path, render_page(template, context))
+def write_report(
+    directory: Path,
+    template: str,
+    title: str,
+    charts: Iterable[Chart],
+    context: Mapping[str, Any],
+    file_name: str = REPORT_FILE,
+    templates: Path | None = None,
+) -> Path:
+    """Write ``figures/`` and then the page, which is whole or absent; return the path of the page.
+
+    Args:
+        directory: whose results are reported; its name is the template's ``directory``.
+        template: by name; it draws a chart with ``draw``.
+        title: of the page.
+        charts: every figure of the report.
+        context: what else the template names.
+        file_name: of the page.
+        templates: folder of further templates, which may extend those of this package.
+    """
+    write_charts(directory / "figures", list(charts))
+    name = directory.resolve().name
+    page = render_page(template, {"title": title, "directory": name, "draw": _drawn, **context}, templates)
+    path = directory / file_name
+    atomic_write_text(path, page)
     return path
 
 
-def drawn(chart: Chart) -> Markup:
+def _drawn(chart: Chart) -> Markup:
     """A chart's inline SVG, safe as it is: its names were escaped when it was drawn."""
     return Markup(chart.inline_svg)
 

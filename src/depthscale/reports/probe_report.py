@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from depthscale.errors import ResultError
-from depthscale.reports import charts
-from depthscale.reports.page import drawn, whole, write_page
+from depthscale.reports.page import whole, write_report
 from depthscale.reports.probe_cluster_charts import cluster_sections
 from depthscale.reports.probe_intervention_report import intervention_sections
 from depthscale.reports.probe_profile import profile_sections, provenance
@@ -50,21 +49,19 @@ def build_probe_report(directory: Path) -> Path:
         for kind, result in results.items()
         for section in _with_origin(SECTION_BUILDERS[kind](result), result, results.get("probe"))
     ]
-    charts.write_charts(directory / "figures", [chart for section in sections for chart in section.charts])
     heading, subtitle = _heading(directory, results)
-    return write_page(
-        directory / "report.html",
+    return write_report(
+        directory,
         "probe.html.j2",
+        f"{heading}: probe",
+        (chart for section in sections for chart in section.charts),
         {
-            "title": f"{heading}: probe",
             "heading": heading,
             "subtitle": subtitle,
             "sections": sections,
             "provenance": provenance(results["probe"]) if "probe" in results else {},
             "definitions": _definitions(results),
             "versions": next(iter(results.values()))["versions"],
-            "directory": directory.resolve().name,
-            "draw": drawn,
         },
     )
 

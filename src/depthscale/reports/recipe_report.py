@@ -14,9 +14,8 @@ from depthscale.reports.charts import (
     new_axes,
     render,
     style_of,
-    write_charts,
 )
-from depthscale.reports.page import drawn, number, write_page
+from depthscale.reports.page import number, write_report
 from depthscale.runs.results import read_result
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
 from depthscale.studies.words import count
@@ -32,17 +31,13 @@ def build_recipe_report(directory: Path) -> Path:
     """
     result = read_result(directory, "recipe")
     chart = loss_chart(result)
-    write_charts(directory / "figures", [chart])
-    return write_page(
-        directory / PAGE,
+    return write_report(
+        directory,
         "recipe.html.j2",
-        {
-            "title": f"{result['name']}: the paper's table",
-            "result": result,
-            "sentences": sentences(result),
-            "figures": [chart],
-            "draw": drawn,
-        },
+        f"{result['name']}: the paper's table",
+        [chart],
+        {"result": result, "sentences": sentences(result), "figures": [chart]},
+        PAGE,
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from depthscale.reports import charts
 from depthscale.reports.alignment_curve_charts import run_alignment_chart
 from depthscale.reports.curve_charts import run_loss_chart
 from depthscale.reports.detail_charts import run_visit_charts
-from depthscale.reports.page import drawn, write_page
+from depthscale.reports.page import write_report
 from depthscale.reports.study_data import read_run_data
 from depthscale.runs.config_file import read_toml
 from depthscale.runs.layout import CONFIG_FILE
@@ -23,16 +22,14 @@ def build_run_report(run_directory: Path) -> Path:
     """
     run = read_run_data(run_directory)
     figures = [run_loss_chart(run), *run_alignment_chart(run), *run_visit_charts(run)]
-    charts.write_charts(run_directory / "figures", figures)
-    return write_page(
-        run_directory / "report.html",
+    return write_report(
+        run_directory,
         "run.html.j2",
+        f"{run_directory.resolve().name}: run",
+        figures,
         {
-            "title": f"{run_directory.resolve().name}: run",
-            "directory": run_directory.resolve().name,
             "training": run.training,
             "config": read_toml(run_directory / CONFIG_FILE),
             "figures": figures,
-            "draw": drawn,
         },
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from depthscale.reports import charts
-from depthscale.reports.page import drawn, write_page
+from depthscale.reports.page import write_report
 from depthscale.reports.sweep_charts import sweep_charts
 from depthscale.runs.layout import RUNS
 from depthscale.runs.results import read_result
@@ -26,21 +25,19 @@ def build_sweep_report(directory: Path) -> Path:
         write_sweep_result(directory)
     result = read_result(directory, "sweep")
     figures = sweep_charts(result)
-    charts.write_charts(directory / "figures", figures)
     paper = result["paper"]
-    return write_page(
-        directory / "report.html",
+    return write_report(
+        directory,
         "sweep.html.j2",
+        f"{result['name']}: exponent sweep",
+        figures,
         {
-            "title": f"{result['name']}: exponent sweep",
-            "directory": directory.resolve().name,
             "result": result,
             "verdict": [sentence.partition(": ")[::2] for sentence in result["verdict"]],
             "paper_rows": list(
                 zip(paper["exponents"], paper["trained"], paper["runs"], paper["loss_nats"], strict=True)
             ),
             "figures": figures,
-            "draw": drawn,
             "interval_words": interval_words,
         },
     )

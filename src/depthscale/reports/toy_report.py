@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from depthscale.reports import charts, toy_charts
-from depthscale.reports.page import drawn, number, write_page
+from depthscale.reports import toy_charts
+from depthscale.reports.page import number, write_report
 from depthscale.runs.results import read_result
 
 
@@ -24,17 +24,15 @@ def build_toy_report(directory: Path) -> Path:
         "maps": toy_charts.map_charts(lines),
         "signatures": toy_charts.signature_charts(result["teachers"], lines),
     }
-    charts.write_charts(directory / "figures", [chart for group in figures.values() for chart in group])
-    return write_page(
-        directory / "report.html",
+    return write_report(
+        directory,
         "toy.html.j2",
+        f"{directory.resolve().name}: which mechanism gives which exponent",
+        (chart for group in figures.values() for chart in group),
         {
-            "title": f"{directory.resolve().name}: which mechanism gives which exponent",
-            "directory": directory.resolve().name,
             "result": result,
             "verdict": [_parted(sentence) for sentence in result["verdict"]],
             "figures": figures,
-            "draw": drawn,
             "label": toy_charts.label,
             "ends": _ends,
         },
