@@ -176,6 +176,10 @@ class StudyFile(ConfigPart):
                 raise ValueError(str(error)) from error
         return self
 
+    def with_study(self, **changes: Any) -> Self:
+        """The file with other values in its ``[study]`` table, taken as they are."""
+        return self.model_copy(update={"study": self.study.model_copy(update=changes)})
+
     def data_config(self) -> DataConfig:
         """The data of every run: arms change the model and its training, not the text."""
         return validate(DataConfig, self.data, "data")

@@ -74,7 +74,7 @@ def with_matched_steps(
                 "per_step_matched": step_matched,
             }
         )
-    return file.model_copy(update={"study": file.study.model_copy(update={"arms": tuple(arms)})}), notes
+    return file.with_study(arms=tuple(arms)), notes
 
 
 def _sides(file: StudyFile, arm: ArmConfig) -> tuple[CellKey, CellKey]:

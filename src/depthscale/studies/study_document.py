@@ -122,7 +122,7 @@ def with_what_is_settled(directory: Path, asked: StudyFile) -> StudyFile:
     arms = tuple(matched.get(arm.name, arm) for arm in asked.study.arms)
     cells = {(rate.arm, rate.rounds) for rate in settled.rates}
     rates = settled.rates + tuple(rate for rate in asked.study.rates if (rate.arm, rate.rounds) not in cells)
-    return asked.model_copy(update={"study": asked.study.model_copy(update={"arms": arms, "rates": rates})})
+    return asked.with_study(arms=arms, rates=rates)
 
 
 def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> StudyFile:
@@ -131,7 +131,7 @@ def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> St
     Raises:
         ResultError: a run was begun at another rate; nothing is changed then.
     """
-    tuned = file.model_copy(update={"study": file.study.model_copy(update={"rates": tuple(rates)})})
+    tuned = file.with_study(rates=tuple(rates))
     if begun := _begun_at_another_rate(directory, tuned):
         raise ResultError(
             f"{directory} holds runs at rates that tuning did not choose ({', '.join(begun[:6])}"
@@ -179,12 +179,10 @@ def _begun_at_another_rate(directory: Path, file: StudyFile) -> list[str]:
 def _grown(before: StudyFile, after: StudyFile) -> dict[str, list[Any]]:
     """What ``after`` has more than ``before``; empty where they differ in anything else, or not at all."""
     arms = [arm for arm in after.study.arms if arm.name in {known.name for known in before.study.arms}]
-    shrunk = after.study.model_copy(
-        update={"arms": tuple(arms)} | {name: getattr(before.study, name) for name in _MAY_GROW if name != "arms"}
-    )
     cells = {(cell.arm, cell.rounds) for cell in before.study.cells()}
-    rates = tuple(rate for rate in shrunk.rates if (rate.arm, rate.rounds) in cells)
-    if after.model_copy(update={"study": shrunk.model_copy(update={"rates": rates})}) != before:
+    rates = tuple(rate for rate in after.study.rates if (rate.arm, rate.rounds) in cells)
+    known = {name: getattr(before.study, name) for name in _MAY_GROW if name != "arms"}
+    if after.with_study(**known, arms=tuple(arms), rates=rates) != before:
         return {}
     more = {
         name: [item for item in getattr(after.study, name) if item not in getattr(before.study, name)]
@@ -211,11 +209,7 @@ def _same(directory: Path, document: Mapping[str, Any], before: StudyFile, asked
         return True
     # A study of an earlier version that was tuned kept the chosen rates only, not those it was given.
     tuned = "asked" not in document and result_path(directory, "tuning").exists()
-    return tuned and _without_rates(before) == _without_rates(asked)
-
-
-def _without_rates(file: StudyFile) -> StudyFile:
-    return file.model_copy(update={"study": file.study.model_copy(update={"rates": ()})})
+    return tuned and before.with_study(rates=()) == asked.with_study(rates=())
 
 
 def _key(entry: Mapping[str, Any]) -> CellKey:

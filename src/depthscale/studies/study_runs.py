@@ -175,7 +175,7 @@ def _as_given(file: StudyFile) -> StudyFile:
         else arm
         for arm in file.study.arms
     )
-    return file.model_copy(update={"study": file.study.model_copy(update={"arms": arms, "rates": ()})})
+    return file.with_study(arms=arms, rates=())
 
 
 def read_study(directory: Path) -> Study:

@@ -65,7 +65,7 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
     if tuning is None:
         raise ConfigError("this study has no [study.tuning] with seeds and grid; add it, or leave out --tune")
     # Rates that an earlier call chose have no part in choosing them again.
-    file = file.model_copy(update={"study": file.study.model_copy(update={"rates": ()})})
+    file = file.with_study(rates=())
     budget = tuning.budget or max(file.study.budgets, default=None)
     cells = [CellKey(*key, budget) for key in dict.fromkeys((cell.arm, cell.rounds) for cell in file.study.cells())]
 
