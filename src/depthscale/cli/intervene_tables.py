@@ -8,53 +8,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-_FIGURES = {
-    "cosine of neighboring updates": lambda e: e["geometry"]["update_cosine"],
-    "straightness": lambda e: e["geometry"]["straightness"],
-    "spread of stop depths": lambda e: e["geometry"]["stop_spread"],
-    "drop exponent": lambda e: e["drops"]["exponent"],
-    "rescaled / plain divergence": lambda e: e["drops"]["ratio"],
-    "change of later updates": lambda e: e["later_change"],
-    "excess, most layers dropped, nats": lambda e: e["contribution"],
-    "excess, one bulk layer removed, nats": lambda e: e["bulk_removal"],
-    "excess, first layer removed, nats": lambda e: e["end_removal"][0],
-    "excess, last layer removed, nats": lambda e: e["end_removal"][1],
-}
-
 
 def print_interventions(result: Mapping[str, Any]) -> None:
-    """The verdict, evidence beside its nulls, then what each single layer costs."""
+    """The verdict, evidence beside its nulls, then what each single layer costs, in the report's own words."""
+    from depthscale.reports.probe_intervention_report import evidence_table, intervention_sentences
+
     console = Console()
     console.print(result["verdict"]["sentence"], markup=False, soft_wrap=True)
-    console.print(_evidence(result))
+    evidence = evidence_table(result)
+    table = Table(title=evidence.caption)
+    for index, heading in enumerate(evidence.columns):
+        table.add_column(heading, justify="right" if index else "left")
+    for row in evidence.rows:
+        table.add_row(*row)
+    console.print(table)
     console.print(_layers(result))
-    for kind, found in result["prediction_ranks"].items():
-        console.print(
-            f"{kind}: rank correlation of excess loss and block influence {found['rank_correlation']:.2f}"
-            f" (p = {found['p_value']:.2g}, {found['num']} of them)"
-        )
-    if result["similarity"] is not None:
-        groups = result["similarity"]["groups"]
-        words = "one group" if result["similarity"]["silhouette"] is None else f"{len(set(groups))} groups: {groups}"
-        console.print(f"layers by what they do to each other's states: {words}", markup=False, soft_wrap=True)
-
-
-def _evidence(result: Mapping[str, Any]) -> Table:
-    evidence = result["evidence"]
-    columns = {name: evidence[name] for name in ("model", "untrained", "shuffled") if evidence[name] is not None}
-    table = Table(
-        title="Evidence of the bulk layers beside its nulls",
-        caption="95 % over documents; change of later updates: over removed layers",
-    )
-    table.add_column("")
-    for name in (*columns, "random directions"):
-        table.add_column(name, justify="right")
-    for words, read in _FIGURES.items():
-        at_random = ""
-        if words in ("cosine of neighboring updates", "straightness", "spread of stop depths"):
-            at_random = shown(read({"geometry": evidence["random directions"]}))
-        table.add_row(words, *(shown(read(found)) for found in columns.values()), at_random)
-    return table
+    for sentence in intervention_sentences(result):
+        console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _layers(result: Mapping[str, Any]) -> Table:

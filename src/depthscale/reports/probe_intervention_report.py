@@ -51,7 +51,7 @@ def intervention_sections(result: Mapping[str, Any]) -> list[ReportSection]:
             "Which regime",
             regime_sentences(result),
             (drop_chart("drops-bulk", "Layers dropped from the bulk", drops),),
-            (_evidence_table(result), _condition_table(result)),
+            (evidence_table(result), _condition_table(result)),
         ),
         ReportSection(
             "interventions", "Interventions", intervention_sentences(result), (*charts, *groups), (_span_table(result),)
@@ -98,7 +98,8 @@ def intervention_sentences(result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _evidence_table(result: Mapping[str, Any]) -> ReportTable:
+def evidence_table(result: Mapping[str, Any]) -> ReportTable:
+    """Every figure of the evidence, of the model and of each null."""
     evidence = {name: found for name, found in result["evidence"].items() if found is not None}
     asked = {name: {"geometry": found} if name == "random directions" else found for name, found in evidence.items()}
     rows = tuple((words, *(_cell(read(found)) for found in asked.values())) for words, read in _FIGURES.items())
