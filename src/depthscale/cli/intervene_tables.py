@@ -28,6 +28,8 @@ def print_interventions(result: Mapping[str, Any]) -> None:
 
 
 def _layers(result: Mapping[str, Any]) -> Table:
+    from depthscale.reports.page import significant, with_ends
+
     table = Table(title="Excess loss by layer, nats per token")
     for heading in ("layer", "removed", "repeated", "swapped with the next", "block influence"):
         table.add_column(heading, justify="right")
@@ -36,24 +38,6 @@ def _layers(result: Mapping[str, Any]) -> Table:
         if one["single"] and one["kind"] != "loop":
             cells.setdefault(one["visits"][0], {})[one["kind"]] = one
     for layer, own in sorted(cells.items()):
-        excess = [shown(own[kind]["excess"]) if kind in own else "" for kind in ("remove", "repeat", "swap")]
-        table.add_row(str(layer + 1), *excess, _cell(own["remove"]["prediction"]))
+        excess = [with_ends(own[kind]["excess"]) if kind in own else "" for kind in ("remove", "repeat", "swap")]
+        table.add_row(str(layer + 1), *excess, significant(own["remove"]["prediction"]))
     return table
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def shown(measured: Mapping[str, Any]) -> str:
-    """Value and interval in print.
-
-    Example:
-        >>> shown({"value": 0.5, "low": 0.4, "high": 0.61}), shown({"value": 0.5, "low": None, "high": None})
-        ('0.5 [0.4, 0.61]', '0.5')
-    """
-    if measured["value"] is None:
-        return "-"
-    if measured["low"] is None:
-        return f"{measured['value']:.3g}"
-    return f"{measured['value']:.3g} [{measured['low']:.3g}, {measured['high']:.3g}]"

@@ -65,7 +65,6 @@ def trace(
 
     from depthscale.cli.evidence_progress import evidence_progress
     from depthscale.cli.folder_name import slug
-    from depthscale.cli.intervene_tables import shown
     from depthscale.cli.json_output import print_json
     from depthscale.cli.probe_model import describe_model, model_settings, open_model, write_figures
     from depthscale.probing.causal_trace import RESULT_KIND, TraceSettings
@@ -74,6 +73,7 @@ def trace(
     from depthscale.probing.ledger import Ledger
     from depthscale.probing.settings import ProbeSettings
     from depthscale.probing.trace_prompts import read_prompts, tokenize
+    from depthscale.reports.page import with_ends
     from depthscale.runs.config_file import validate
     from depthscale.runs.results import finite, write_result
 
@@ -104,7 +104,7 @@ def trace(
         return
     plain = finite(result)
     table = Table(
-        title=f"Restored effect on p(answer), {len(tokenized)} prompts; noise takes {shown(plain['total_effect'])}",
+        title=f"Restored effect on p(answer), {len(tokenized)} prompts; noise takes {with_ends(plain['total_effect'])}",
         caption="of the role's token that restores most; share of depth: first and last layer"
         " that restore at least half of that",
     )
@@ -114,7 +114,7 @@ def trace(
         values = [layer["value"] for layer in role["by_layer"]]
         best = max(range(len(values)), key=values.__getitem__)
         span = "-" if role["layers"] is None else f"{role['layers'][0]:.0%} to {role['layers'][1]:.0%}"
-        table.add_row(role["role"], str(role["num_prompts"]), shown(role["by_layer"][best]), str(best + 1), span)
+        table.add_row(role["role"], str(role["num_prompts"]), with_ends(role["by_layer"][best]), str(best + 1), span)
     Console().print(table)
 
 

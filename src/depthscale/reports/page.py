@@ -50,6 +50,20 @@ def significant(value: float | None, digits: int = 3) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}g}".replace("e-", f"e{MINUS}").replace("-", MINUS, 1)
 
 
+def with_ends(measured: Mapping[str, float | None] | None) -> str:
+    """A measured value and the ends of its interval, where it has one.
+
+    Example:
+        >>> with_ends({"value": 0.5, "low": 0.4, "high": 0.61}), with_ends({"value": 0.5, "low": None, "high": None})
+        ('0.5 (0.4 to 0.61)', '0.5')
+    """
+    if measured is None or measured["value"] is None:
+        return UNKNOWN
+    if measured["low"] is None:
+        return significant(measured["value"])
+    return f"{significant(measured['value'])} ({significant(measured['low'])} to {significant(measured['high'])})"
+
+
 def scaled(value: float | None, unit: str) -> str:
     """A large number with an SI prefix.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from depthscale.reports.page import UNKNOWN, significant, whole
+from depthscale.reports.page import significant, whole, with_ends
 from depthscale.reports.probe_intervention_charts import (
     drop_chart,
     later_change_chart,
@@ -102,7 +102,7 @@ def evidence_table(result: Mapping[str, Any]) -> ReportTable:
     """Every figure of the evidence, of the model and of each null."""
     evidence = {name: found for name, found in result["evidence"].items() if found is not None}
     asked = {name: {"geometry": found} if name == "random directions" else found for name, found in evidence.items()}
-    rows = tuple((words, *(_cell(read(found)) for found in asked.values())) for words, read in _FIGURES.items())
+    rows = tuple((words, *(with_ends(read(found)) for found in asked.values())) for words, read in _FIGURES.items())
     caption = "Evidence beside its nulls; 95 % over documents, for the change of later updates over the removed layers."
     return ReportTable(caption, ("Figure", *asked), rows)
 
@@ -110,7 +110,7 @@ def evidence_table(result: Mapping[str, Any]) -> ReportTable:
 def _span_table(result: Mapping[str, Any]) -> ReportTable:
     words = {"remove": "removed", "repeat": "repeated", "swap": "first half swapped with second"}
     rows = tuple(
-        (_layers(one["visits"]), words[one["kind"]], _cell(one["excess"]), significant(one["prediction"]))
+        (_layers(one["visits"]), words[one["kind"]], with_ends(one["excess"]), significant(one["prediction"]))
         for one in result["interventions"]
         if one["kind"] in words and not one["single"]
     )
@@ -140,14 +140,6 @@ def _of(evidence: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
     for name in path:
         found = None if found is None else found.get(name)
     return found
-
-
-def _cell(measured: Mapping[str, Any] | None) -> str:
-    if measured is None or measured["value"] is None:
-        return UNKNOWN
-    if measured["low"] is None:
-        return significant(measured["value"])
-    return f"{significant(measured['value'])} ({significant(measured['low'])} to {significant(measured['high'])})"
 
 
 def _layers(visits: list[int]) -> str:
