@@ -150,6 +150,30 @@ def test_an_arm_against_itself_shows_no_difference(comparison: dict[str, Any]) -
     assert not any(pair["a"]["arm"] == "pre_again" for pair in comparison["pairs"])
 
 
+def test_what_an_arm_differs_from_itself_by_is_no_verdict_on_others(tmp_path: Path) -> None:
+    """pre again at 2.83 instead of 2.98: deeploop's 2.90 is then nothing, and stacked at 2.5 still something."""
+    losses = LOSSES | {("pre_again", 4): 2.83, ("stacked", 4): 2.50}
+    rates = [
+        {"arm": arm, "rounds": 4, "lr": lr, "source": "tuning"} for arm, lr in (("pre", 0.009), ("pre_again", 0.003))
+    ]
+    directory = write(tmp_path, losses=losses, study={"comparisons": COMPARISONS, "rates": rates})
+    comparison = compare_runs(directory)
+    (again,) = comparison["again"]
+    assert again["verdict"] == "a_better"
+    assert "the rates chosen for them, 0.003 and 0.009" in again["words"]
+    assert comparison["warnings"][0].startswith("pre_again and pre are one arm and differ by 0.152 nats at R = 4")
+    rule = next(pair for pair in comparison["pairs"] if (pair["question"], pair["a"]["arm"]) == ("rule", "deeploop"))
+    assert rule["interval"]["high"] < 0
+    assert (rule["verdict"], rule["within_again"]) == ("not_decided", True)
+    assert "not decided, the same arm differs from itself by 0.152 nats; difference −0.0790" in rule["words"]
+    sentence = next(sentence for sentence in comparison["verdict"] if sentence.startswith("Rule at R = 4"))
+    assert "not beyond what the same arm differs from itself by: deeploop (−0.0790" in sentence
+    assert named(comparison, "equal_tokens")["verdict"] == "b_better"
+    assert "not decided" in named(comparison, "same_parameters")["words"]
+    text = build_report(directory).read_text(encoding="utf-8")
+    assert "within A/A</span>" in text
+
+
 def test_an_empty_cell_and_what_was_added_later_are_said(tmp_path: Path) -> None:
     later = {"time": "2026-09-01T00:00:00+00:00", "results_before": 25, "seeds": [4], "cells": [["stacked", 4, None]]}
     directory = write(

@@ -49,6 +49,10 @@ _CSS_VARIABLES = {
 
 PNG_DOTS_PER_INCH = 160
 
+#: Rows of a legend that a figure of the usual height has room for, and what each further one needs.
+_LEGEND_ROWS = 3
+_LEGEND_ROW_INCHES = 0.19
+
 #: Numbers from here on are written as powers of ten, which need the room of two.
 _LONGEST_PLAIN = 1e5
 
@@ -155,9 +159,9 @@ def new_axes(width: float = 4.7, height: float = 3.3) -> tuple[Figure, Axes]:
 
 
 def plain_log_ticks(axis: Axis, ticks: Sequence[float] | None = None) -> None:
-    """Label a logarithmic axis with plain numbers: at ``ticks``, or at 1, 2 and 5 of each decade."""
+    """Label a logarithmic axis with plain numbers of three digits: at ``ticks``, or at 1, 2 and 5 of each decade."""
     axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axis.set_minor_locator(NullLocator())
 
 
@@ -174,18 +178,28 @@ def few_log_ticks(axis: Axis, low: float, high: float, most: int = 6) -> None:
     if len(ticks) < 2:  # a range so narrow that even steps serve it best
         ticks = [float(tick) for tick in MaxNLocator(most - 1).tick_values(low, high) if low <= tick <= high]
     axis.set_major_locator(FixedLocator(ticks[:: math.ceil(len(ticks) / most)]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axis.set_minor_locator(NullLocator())
 
 
 def legend_below(figure: Figure, columns: int = 3) -> None:
-    """One legend under the axes, where it hides no data; none for a single series."""
+    """One legend under the axes, where it hides no data; none for a single series.
+
+    It has fewer columns where so many would not fit, and a long one makes the figure longer, not the axes shorter.
+    """
     handles, labels = figure.axes[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    if len(unique) > 1:
-        figure.legend(
-            unique.values(), unique.keys(), loc="outside lower center", ncols=columns, handlelength=2.6, fontsize=9
+    if len(unique) < 2:
+        return
+    for width in range(columns, 0, -1):
+        legend = figure.legend(
+            unique.values(), unique.keys(), loc="outside lower center", ncols=width, handlelength=2.6, fontsize=9
         )
+        if width == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    more_rows = math.ceil(len(unique) / width) - _LEGEND_ROWS
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_INCHES * max(more_rows, 0))
 
 
 def render(figure: Figure) -> str:

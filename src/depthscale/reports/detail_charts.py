@@ -144,7 +144,7 @@ def tuning_charts(data: StudyData) -> list[Chart]:
             axes.grid(axis="y", color=GRID)
             legend_below(figure)
             svg = render(figure)
-        chosen = "; ".join(f"{c['arm']} {c['best_lr']:g}" for c in cells if c["rounds"] == rounds)
+        chosen = "; ".join(f"{c['arm']} {c['best_lr']:.3g}" for c in cells if c["rounds"] == rounds)
         charts.append(
             Chart(
                 f"tuning-r{rounds}",

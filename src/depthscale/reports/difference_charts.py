@@ -168,7 +168,8 @@ def _forest(
         axes.set_ylim(len(items) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel("difference in loss, nats per token")
+        # From the right end leftwards: below long names of rows the axes are narrower than the words.
+        axes.set_xlabel("difference in loss, nats per token", loc="right")
         axes.set_title("◂ lower loss", loc="left", fontsize=8.5)
         axes.set_title("higher loss ▸", loc="right", fontsize=8.5)
         axes.grid(axis="x", color=GRID)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from depthscale.reports.charts import (
     GRID,
     INK,
@@ -34,14 +36,19 @@ def flops_chart(data: StudyData) -> Chart | None:
             points = [(cell.summary["training_flops"], cell.summary["loss_nats"]["mean"]) for cell in own]
             axes.plot(*zip(*points, strict=True), style["marker"], color=style["color"], markersize=6, label=arm)
             for cell, (flops, loss) in zip(own, points, strict=True):
-                axes.annotate(
-                    f"R = {cell.rounds}", (flops, loss), xytext=(5, 3), textcoords="offset points", fontsize=7
-                )
+                # Elsewhere cells of equal FLOPs lie above one another, and so would their names.
+                if cell in frontier:
+                    inward = 1 if flops < math.sqrt(min(spent) * max(spent)) else -1
+                    axes.annotate(
+                        f"{arm}, R = {cell.rounds}", (flops, loss), xytext=(5 * inward, -9),
+                        textcoords="offset points", fontsize=7, ha="left" if inward > 0 else "right",
+                    )  # fmt: skip
                 rows.append((arm, cell.rounds, cell.summary.get("budget"), flops, cell.summary["tokens"],
                              cell.summary["tokens_per_parameter"], loss, cell in frontier))  # fmt: skip
         best = [(cell.summary["training_flops"], cell.summary["loss_nats"]["mean"]) for cell in frontier]
         axes.step(*zip(*best, strict=True), where="post", color=INK, linewidth=0.8, linestyle=":")
         axes.set_xscale("log")
+        axes.margins(y=0.12)
         few_log_ticks(axes.xaxis, min(spent), max(spent))
         axes.set_xlabel("training FLOPs of a run")
         axes.set_ylabel("final loss, nats per token")
@@ -75,9 +82,12 @@ def flops_chart(data: StudyData) -> Chart | None:
 
 
 def _frontier(cells: list[CellData]) -> list[CellData]:
-    """Cells that no cell of at most their FLOPs betters, cheapest first."""
+    """Cells that no cell of at most their FLOPs betters, cheapest first. FLOPs within 1 % are the same."""
     found: list[CellData] = []
     for cell in sorted(cells, key=lambda c: (c.summary["training_flops"], c.summary["loss_nats"]["mean"])):
-        if not found or cell.summary["loss_nats"]["mean"] < found[-1].summary["loss_nats"]["mean"]:
-            found.append(cell)
+        if found and cell.summary["loss_nats"]["mean"] >= found[-1].summary["loss_nats"]["mean"]:
+            continue
+        if found and cell.summary["training_flops"] <= 1.01 * found[-1].summary["training_flops"]:
+            found.pop()
+        found.append(cell)
     return found

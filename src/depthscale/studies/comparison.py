@@ -14,10 +14,11 @@ from typing import Any
 
 from depthscale.runs.results import write_result
 from depthscale.studies import words
+from depthscale.studies.again import again_tests, again_warnings, found_in_nothing
 from depthscale.studies.cell_summary import cell_summary, data_regime
 from depthscale.studies.comparison_warnings import comparison_warnings
 from depthscale.studies.differences import equivalence, paired_difference
-from depthscale.studies.named_comparisons import again_tests, named_comparisons
+from depthscale.studies.named_comparisons import named_comparisons
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
 from depthscale.studies.study_runs import REPORT_SPLIT, Study, StudyCell, read_study
 from depthscale.studies.task_comparison import compare_tasks
@@ -47,14 +48,15 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
     study = read_study(study_directory)
     options = study.file.study
     questions = list(_questions(study))
-    pairs = [_pair(study, *question) for question in questions]
+    again = again_tests(study)
+    pairs = [_pair(study, again, *question) for question in questions]
     controls = [
         _control(study, cell, baseline)
         for cell in study.cells
         if cell.rounds == 1 and cell.arm != options.baseline and _is_plain(study, cell)
         if (baseline := study.cell(options.baseline, 1, cell.budget)) is not None
     ]
-    named, again = named_comparisons(study), again_tests(study)
+    named = named_comparisons(study, again)
     return {
         "name": study.document["name"],
         "baseline": options.baseline,
@@ -71,7 +73,7 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
         "later_additions": study.document.get("later_additions", []),
         "tasks": compare_tasks(study, questions),
         "verdict": _verdict(study, pairs, controls, named, again),
-        "warnings": comparison_warnings(study, pairs, named),
+        "warnings": [*again_warnings(again), *comparison_warnings(study, pairs, named)],
     }
 
 
@@ -101,13 +103,13 @@ def _is_plain(study: Study, cell: StudyCell) -> bool:
 # -- differences ---------------------------------------------------------------------------------------
 
 
-def _pair(study: Study, question: str, a: StudyCell, b: StudyCell) -> dict[str, Any]:
+def _pair(study: Study, again: Sequence[dict[str, Any]], question: str, a: StudyCell, b: StudyCell) -> dict[str, Any]:
     at = f", budget {a.budget:,}" if a.budget else ""
     if question == "looping":
         subject = f"{a.arm} at R = {a.rounds} against R = {b.rounds}{at}"
     else:
         subject = f"{a.arm} against {b.arm} at R = {a.rounds}{at}"
-    return paired_difference(study, question, subject, a, b)
+    return paired_difference(study, question, subject, a, b, beyond=found_in_nothing(again, [a, b]))
 
 
 def _control(study: Study, cell: StudyCell, baseline: StudyCell) -> dict[str, Any]:
@@ -137,7 +139,8 @@ def _verdict(
                     if question == "looping"
                     else f"Rule at R = {rounds}{at}, against {study.file.study.baseline}"
                 )
-                sentences.append(words.summary(f"{lead} ({_common_terms(asked)})", asked, _labels(asked)))
+                said = [{**pair, "verdict": "within_again"} if pair["within_again"] else pair for pair in asked]
+                sentences.append(words.summary(f"{lead} ({_common_terms(asked)})", said, _labels(said)))
     sentences += [f"A/A, {entry['equivalence']['words']}" for entry in again]
     if controls:
         margin = words.decimal(study.file.study.equivalence_margin)
@@ -156,6 +159,7 @@ def _labels(pairs: Sequence[dict[str, Any]]) -> dict[str, str]:
         "a_better": "lower loss with",
         "b_better": "higher loss with",
         "not_decided": _not_decided(pairs, "not decided"),
+        "within_again": "not beyond what the same arm differs from itself by:",
     }
 
 

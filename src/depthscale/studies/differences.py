@@ -28,7 +28,13 @@ def differences(a: StudyCell, b: StudyCell, trained_only: bool = False) -> dict[
 
 
 def paired_difference(
-    study: Study, question: str, subject: str, a: StudyCell, b: StudyCell, terms: str | None = None
+    study: Study,
+    question: str,
+    subject: str,
+    a: StudyCell,
+    b: StudyCell,
+    terms: str | None = None,
+    beyond: float = 0.0,
 ) -> dict[str, Any]:
     """One entry of a comparison: differences, intervals over all runs and over those that trained, verdict, words.
 
@@ -36,6 +42,7 @@ def paired_difference(
         question: what is asked.
         subject: what is compared, as in "deeploop against pre at R = 4".
         terms: on what terms; default what the cells themselves show.
+        beyond: nats by which the same arm differs from itself; a direction needs an interval beyond that.
     """
     options = study.file.study
     by_seed = differences(a, b)
@@ -45,7 +52,7 @@ def paired_difference(
         smallest_detectable_difference(statistics.stdev(found), len(found), options.confidence) if interval else None
     )
     reason = None if interval else words.no_interval_reason(len(found))
-    verdict = direction_verdict(interval)
+    verdict = direction_verdict(interval, beyond)
     basis = terms or terms_of(a, b)
     trained = paired_interval(list(differences(a, b, trained_only=True).values()), options.confidence)
     counts = outcomes(study, [a, b])
@@ -60,9 +67,12 @@ def paired_difference(
         "reason": reason,
         "smallest_detectable": detectable,
         "verdict": verdict,
+        "within_again": verdict == "not_decided" != direction_verdict(interval),
         "basis": basis,
         "untrained": words.untrained_count(counts),
-        "words": words.pair_words(subject, basis, verdict, interval, detectable, reason, words.untrained_words(counts)),
+        "words": words.pair_words(
+            subject, basis, verdict, interval, detectable, reason, words.untrained_words(counts), beyond
+        ),
     }
 
 

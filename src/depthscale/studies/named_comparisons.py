@@ -13,6 +13,7 @@ from typing import Any
 
 from depthscale.runs.comparison_config import CellKey, CellName, ComparisonConfig, Terms
 from depthscale.studies import words
+from depthscale.studies.again import found_in_nothing
 from depthscale.studies.cell_summary import planned_tokens, training_flops, wall_seconds
 from depthscale.studies.differences import equivalence, paired_difference
 from depthscale.studies.study_runs import Study, StudyCell, read_tuning
@@ -43,47 +44,33 @@ _HELD: Mapping[Terms, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def named_comparisons(study: Study) -> list[dict[str, Any]]:
+def named_comparisons(study: Study, again: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """One entry per named comparison and budget: a paired difference, its terms, and how each side was chosen.
 
     ``broken`` names what the terms hold equal and the runs do not; None where a side has no run at all, which is said
     in ``words``.
+
+    Args:
+        again: the study's A/A tests.
     """
     return [
-        _named(study, comparison, budget) for budget in study.budgets for comparison in study.file.study.comparisons
+        _named(study, comparison, budget, again)
+        for budget in study.budgets
+        for comparison in study.file.study.comparisons
     ]
 
 
-def again_tests(study: Study) -> list[dict[str, Any]]:
-    """A/A: every arm that repeats another from other initial weights, tested for equivalence with it, and its
-    difference."""
-    found = []
-    for arm in study.file.study.arms:
-        twin = next((other for other in study.file.study.arms if _is_twin(arm, other)), None)
-        if twin is None:
-            continue
-        for cell in study.cells:
-            other = study.cell(twin.name, cell.rounds, cell.budget)
-            if cell.arm == arm.name and other is not None:
-                subject = f"{cell.label} against {twin.name}, the same but for chance"
-                pair = paired_difference(study, "again", subject, cell, other)
-                found.append({**pair, "equivalence": equivalence(study, subject, cell, other)})
-    return found
-
-
-def _is_twin(arm: Any, other: Any) -> bool:
-    same = all(getattr(arm, part) == getattr(other, part) for part in ("plan", "model", "train", "match"))
-    return bool(same and arm.weight_seed_shift and not other.weight_seed_shift)
-
-
-def _named(study: Study, comparison: ComparisonConfig, budget: int | None) -> dict[str, Any]:
+def _named(
+    study: Study, comparison: ComparisonConfig, budget: int | None, again: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     sides = {"a": _side(study, comparison.a, budget), "b": _side(study, comparison.b, budget)}
     (a, shapes_a), (b, shapes_b) = sides["a"], sides["b"]
     spent = {name: (_spent(a, name), _spent(b, name)) for name in ("parameters", "tokens", "training FLOPs", "seconds")}
     broken = [name for name in _HELD[comparison.terms] if _apart(spent[name], _TOLERANCE[name])]
     basis = "; ".join(f"{name} {words.ratio_words(*both)}" for name, pair in spent.items() if (both := _known(pair)))
     subject = f"{TERMS[comparison.terms]}, {a.label} against {b.label}"
-    pair = paired_difference(study, comparison.terms, subject, a, b, basis or "nothing known of either side")
+    terms, beyond = basis or "nothing known of either side", found_in_nothing(again, [a, b])
+    pair = paired_difference(study, comparison.terms, subject, a, b, terms, beyond)
     return {
         **pair,
         "equivalence": equivalence(study, subject, a, b),

@@ -97,18 +97,26 @@ def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> P
     return PairedInterval(mean, mean - half_width, mean + half_width, confidence, num_pairs)
 
 
-def direction_verdict(interval: PairedInterval | None) -> DirectionVerdict:
+def direction_verdict(interval: PairedInterval | None, beyond: float = 0.0) -> DirectionVerdict:
     """Which side has the lower loss: a direction only if the interval excludes 0 and rests on enough pairs.
+
+    Args:
+        interval: of a - b.
+        beyond: at least 0; differences within it, on either side of 0, are held to be none.
 
     Example:
         >>> direction_verdict(paired_interval([-0.11, -0.09, -0.12, -0.08, -0.10]))
         'a_better'
+        >>> direction_verdict(paired_interval([-0.11, -0.09, -0.12, -0.08, -0.10]), beyond=0.2)
+        'not_decided'
         >>> direction_verdict(paired_interval([-0.11, -0.09, -0.12, -0.08]))
         'not_decided'
     """
-    if interval is None or interval.num_pairs < MIN_PAIRS_FOR_VERDICT or not interval.excludes(0.0):
+    if interval is None or interval.num_pairs < MIN_PAIRS_FOR_VERDICT:
         return "not_decided"
-    return "a_better" if interval.mean < 0 else "b_better"
+    if interval.high < -beyond:
+        return "a_better"
+    return "b_better" if interval.low > beyond else "not_decided"
 
 
 def smallest_detectable_difference(

@@ -81,6 +81,7 @@ def pair_words(
     smallest_detectable: float | None,
     reason: str | None,
     outcomes: str,
+    beyond: float = 0.0,
 ) -> str:
     """One sentence for one paired difference, with its outcomes where a run did not train.
 
@@ -88,20 +89,24 @@ def pair_words(
         subject: what is compared, as in "deeploop against pre at R = 4".
         basis: on what terms, as in "equal tokens, 3.1 times the training FLOPs".
         outcomes: as :func:`untrained_words` gives it; may be empty.
+        beyond: nats by which the same arm differs from itself.
     """
     if interval is None:
         words = f"{subject} ({basis}): not decided, {reason}."
     elif verdict == "not_decided":
+        detectable = ""
         if interval.num_pairs < MIN_PAIRS_FOR_VERDICT:
             why = f"a verdict needs {MIN_PAIRS_FOR_VERDICT} pairs"
+        elif interval.excludes(0.0):
+            why = f"the same arm differs from itself by {decimal(beyond)} nats"
         else:
             why = "the interval includes 0"
-        words = f"{subject} ({basis}): not decided, {why}; difference {interval_text(interval)}."
-        if smallest_detectable is not None and interval.num_pairs >= MIN_PAIRS_FOR_VERDICT:
-            words += (
-                f" {interval.num_pairs} pairs find a true difference of"
-                f" {decimal(smallest_detectable, decimals_for(interval))} nats with 80 % power."
-            )
+            if smallest_detectable is not None:
+                detectable = (
+                    f" {interval.num_pairs} pairs find a true difference of"
+                    f" {decimal(smallest_detectable, decimals_for(interval))} nats with 80 % power."
+                )
+        words = f"{subject} ({basis}): not decided, {why}; difference {interval_text(interval)}.{detectable}"
     else:
         side = "lower" if verdict == "a_better" else "higher"
         words = f"{subject} ({basis}): {side} loss, difference {interval_text(interval)}."
