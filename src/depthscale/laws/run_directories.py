@@ -14,6 +14,7 @@ from depthscale.errors import DataError, ResultError
 from depthscale.laws.card import DataCard
 from depthscale.laws.observations import Observations
 from depthscale.runs.layout import RUNS, STUDY_FILE, arm_of
+from depthscale.runs.one_text import require_one_text
 from depthscale.runs.results import read_result, result_path
 
 
@@ -42,8 +43,8 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
             itself has the arm that its name says.
 
     Raises:
-        DataError: no run has a result, or their losses do not compare (other text, other tokenizer).
-        ResultError: a result is damaged.
+        DataError: no run has a result.
+        ResultError: a result is damaged, or their losses do not compare (other text, other tokenizer).
     """
     listed = [_runs_of(directory, arm) for directory in directories]
     found = [path for runs, _ in listed for path in runs]
@@ -55,10 +56,7 @@ def read_runs(directories: Sequence[Path], arm: str | None = None) -> RunRows:
     good = [(path, training) for path, training in trained if training["outcome"] == "finished"]
     if not good:
         raise DataError(f"{len(found)} runs came, none of them finished; expected runs that trained to their end")
-    for key, what in (("corpus_sha256", "text"), ("tokenizer_sha256", "tokenizers")):
-        odd = [path for path, training in good if training["data"][key] != good[0][1]["data"][key]]
-        if odd:
-            raise DataError(f"{odd[0]} and {good[0][0]} read different {what}; their losses do not compare")
+    require_one_text("the runs", ((path, training["data"]) for path, training in good), "leave the odd ones out")
     rows = [_row(path, training) for path, training in good]
     columns = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
     loss = columns.pop("loss")

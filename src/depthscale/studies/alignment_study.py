@@ -11,6 +11,7 @@ from depthscale.errors import ResultError
 from depthscale.runs.alignment_config import AlignmentRun, AlignmentStudyFile
 from depthscale.runs.config_file import keep_settings
 from depthscale.runs.layout import CONFIG_FILE, run_name
+from depthscale.runs.one_text import require_one_text
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
 from depthscale.runs.results import read_result, result_path
 from depthscale.studies.engine import Failure, Job, run_jobs
@@ -67,16 +68,16 @@ def read_cells(directory: Path, file: AlignmentStudyFile) -> list[dict[str, Any]
     Raises:
         ResultError: none is, one is damaged, or cells read different text.
     """
-    cells = [
-        read_result(where, CELL_KIND)
+    cells = {
+        where: read_result(where, CELL_KIND)
         for cell in file.cells()
         if result_path(where := cell_directory(directory, cell), CELL_KIND).exists()
-    ]
+    }
     if not cells:
         raise ResultError(f"no cell under {directory / CELLS} is measured yet; run the study first")
-    if len({cell["data"]["corpus_sha256"] for cell in cells}) > 1:
-        raise ResultError(f"the cells of {directory} read different text; delete it and run the study again")
-    return cells
+    data = ((where, cell["data"]) for where, cell in cells.items())
+    require_one_text(f"the cells of {directory}", data, "delete it and run the study again")
+    return list(cells.values())
 
 
 def _cost(cell: AlignmentRun) -> int:

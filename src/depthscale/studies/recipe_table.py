@@ -17,6 +17,7 @@ from depthscale.errors import ResultError
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.layout import CONFIG_FILE
+from depthscale.runs.one_text import require_one_text
 from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.paired import paired_interval
@@ -88,7 +89,10 @@ def recipe_table(file: StudyFile, runs: Path) -> dict[str, Any]:
             num_other += 1
             continue
         cells[key].append(_run(directory, runs, config, _recipe_config(file, key)))
-    _require_one_text([run for of_cell in cells.values() for run in of_cell if not run.departures])
+    alike = [run for of_cell in cells.values() for run in of_cell if not run.departures]
+    require_one_text(
+        "runs of the recipe", ((run.directory, asdict(run)) for run in alike), "move the odd ones out of the folder"
+    )
     some = _recipe_config(file, next(iter(cells)))
     size = paper_size(some.plan.blocks, some.model.hidden_size)
     rows = [_row(file, key, size.losses if size else {}, of_cell) for key, of_cell in cells.items()]
@@ -146,17 +150,6 @@ def _run(directory: Path, root: Path, config: RunConfig, recipe: RunConfig) -> R
         training["data"]["tokenizer_sha256"],
         tuple(departures),
     )
-
-
-def _require_one_text(runs: Sequence[RecipeRun]) -> None:
-    for what, name in (("text", "corpus_sha256"), ("tokenizers", "tokenizer_sha256")):
-        found = {getattr(run, name): run.directory for run in runs}
-        if len(found) > 1:
-            listed = ", ".join(f"{directory} has {value[:12]}" for value, directory in found.items())
-            raise ResultError(
-                f"runs of the recipe read different {what} ({listed}), so their losses do not compare; move the odd"
-                " ones out of the folder"
-            )
 
 
 def _departures(run: RunConfig, recipe: RunConfig) -> list[str]:

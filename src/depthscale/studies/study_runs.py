@@ -16,6 +16,7 @@ from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config_file import validate
 from depthscale.runs.layout import METRICS_FILE, RUNS, STUDY_FILE, run_name
 from depthscale.runs.metrics import read_metrics
+from depthscale.runs.one_text import require_one_text
 from depthscale.runs.results import read_result, result_path
 from depthscale.runs.study_config import StudyFile
 from depthscale.runs.study_json import read_study_json
@@ -192,8 +193,11 @@ def read_study(directory: Path) -> Study:
     study = Study(directory, document, file, cells)
     if not any(True for _ in study.runs()):
         raise ResultError(f"no run under {directory / 'runs'} has a result yet; run the study first")
-    for key, what in (("corpus_sha256", "text"), ("tokenizer_sha256", "tokenizers")):
-        _require_one(study, key, what)
+    require_one_text(
+        f"the runs of {directory}",
+        ((run.directory, run.training["data"]) for run in study.runs()),
+        "delete the odd ones and run the study again",
+    )
     return study
 
 
@@ -246,13 +250,3 @@ def read_tuning(study_directory: Path) -> dict[str, Any] | None:
     if not result_path(study_directory, "tuning").exists():
         return None
     return read_result(study_directory, "tuning")
-
-
-def _require_one(study: Study, key: str, what: str) -> None:
-    found = {run.training["data"][key]: run.directory for run in study.runs()}
-    if len(found) > 1:
-        listed = ", ".join(f"{directory} has {str(value)[:12]}" for value, directory in found.items())
-        raise ResultError(
-            f"the runs of {study.directory} read different {what} ({listed}), so their losses do not compare;"
-            " delete the odd ones and run the study again"
-        )

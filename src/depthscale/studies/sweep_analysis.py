@@ -14,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from depthscale.errors import ResultError
+from depthscale.runs.one_text import require_one_text
 from depthscale.runs.results import write_result
 from depthscale.runs.sweep_config import SweepFile
 from depthscale.studies.paired import paired_interval
@@ -110,9 +111,12 @@ def _setting(file: SweepFile, runs: Sequence[EndedRun], directory: Path) -> dict
     made = [run.training for run in runs if run.training is not None]
     if not made:
         raise ResultError(f"no run under {directory / 'runs'} has a result yet; run the sweep first")
-    for key in ("corpus_sha256", "tokenizer_sha256"):
-        if len({training["data"][key] for training in made}) > 1:
-            raise ResultError(f"the runs of {directory} differ in {key}, so they do not compare; run the sweep again")
+    data = (
+        (f"{run.planned.arm} of seed {run.planned.seed}", run.training["data"])
+        for run in runs
+        if run.training is not None
+    )
+    require_one_text(f"the runs of {directory}", data, "delete the odd ones and run the sweep again")
     sweep, config = file.sweep, runs[0].planned.config
     floors = [training["unigram_loss_nats"]["tuning"] for training in made]
     return {
