@@ -10,8 +10,9 @@ from fewer is named so: ``..._scaled_from_90``.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from record import write_record
 from scipy.optimize import minimize
 from scipy.special import huber, logsumexp
+from spread import spread
 
 from depthscale.laws import (
     CHINCHILLA_FLOPS,
@@ -136,38 +138,38 @@ def adam(data: Observations, num_steps: int) -> None:
         theta = theta - 1e-3 * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.999**step)) + 1e-8)
 
 
-def timed(work: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
-    """Least wall time of some repeats, and the last result."""
-    best, result = np.inf, None
+def timed(work: Callable[[], Any], repeats: int = 1) -> tuple[list[float], Any]:
+    """Wall time of every repeat, and the last result."""
+    seconds, result = [], None
     for _ in range(repeats):
         start = time.perf_counter()
         result = work()
-        best = min(best, time.perf_counter() - start)
-    return best, result
+        seconds.append(time.perf_counter() - start)
+    return seconds, result
 
 
-def scaled(name: str, seconds: float, size: int, full_size: int) -> tuple[str, float]:
-    """A peer's time at full size; its name says where a smaller run was multiplied up."""
-    return (name if size == full_size else f"{name}_scaled_from_{size}", seconds * full_size / size)
+def scaled(name: str, seconds: Sequence[float], size: int, full_size: int) -> tuple[str, float]:
+    """A peer's median time at full size; its name says where a smaller run was multiplied up."""
+    at_size = statistics.median(seconds) * full_size / size
+    return (name if size == full_size else f"{name}_scaled_from_{size}", at_size)
 
 
 def run(full: bool) -> dict[str, Any]:
     """All figures."""
     data, depth = chinchilla_rows(), depth_rows()
-    seconds: dict[str, float] = {}
-    seconds["one certified Chinchilla fit"], found = timed(lambda: fit(CHINCHILLA, data, HUBER), 20)
+    one, found = timed(lambda: fit(CHINCHILLA, data, HUBER), 20)
     quantities = [parameter(found, name) for name in CHINCHILLA.parameters]
     quantities.append(frontier_exponent_quantity(CHINCHILLA, CHINCHILLA_FLOPS))
     quantities += [optimal_size_quantity(CHINCHILLA, CHINCHILLA_FLOPS, c, 1e21) for c in CHINCHILLA.columns]
-    seconds["all profiles of it"], _ = timed(lambda: profile(found, quantities), 3)
-    seconds["4,000 certified refits of it"], draws = timed(lambda: bootstrap(found, 4000))
-    seconds["width-depth-tokens with 1,000 replicates"], depth_draws = timed(
-        lambda: bootstrap(fit(DEPTH, depth), 1000, clusters=True)
-    )
+    profiles, _ = timed(lambda: profile(found, quantities), 5)
+    batched, draws = timed(lambda: bootstrap(found, 4000), 5)
+    replicates, depth_draws = timed(lambda: bootstrap(fit(DEPTH, depth), 1000, clusters=True), 5)
+    one_depth, _ = timed(lambda: fit(DEPTH, depth), 20)
+    seconds = dict(zip(TARGETS, map(spread, (one, profiles, batched, replicates)), strict=True))
     starts, refits, steps = (4500, 400, 50_000) if full else (90, 40, 2_000)
     grid_seconds, (grid_value, _) = timed(lambda: bfgs_grid(data, starts))
     refit_seconds, good = timed(lambda: unbatched_refits(found, refits))
-    adam_seconds, _ = timed(lambda: adam(depth, steps))
+    adam_seconds, _ = timed(lambda: adam(depth, steps), 3)
     peers = dict(
         [
             scaled("BFGS from 4,500 starts", grid_seconds, starts, 4500),
@@ -175,19 +177,18 @@ def run(full: bool) -> dict[str, Any]:
             scaled("50,000 Adam steps", adam_seconds, steps, 50_000),
         ]
     )
-    grid_name, refit_name, adam_name = peers
-    depth_fit_seconds, _ = timed(lambda: fit(DEPTH, depth), 3)
+    beside = zip(
+        peers.items(), ("one certified fit", "batched", "one certified fit"), (one, batched, one_depth), strict=True
+    )
     return {
         "seconds": seconds,
         "targets": TARGETS,
-        "met": {name: seconds[name] <= limit for name, limit in TARGETS.items()},
+        "met": {name: seconds[name]["median"] <= limit for name, limit in TARGETS.items()},
         "discarded": {"Chinchilla": draws.num_discarded, "width-depth-tokens": depth_draws.num_discarded},
         "peer_seconds": peers,
         "peers_at_full_size": full,
         "ratios": {
-            f"{grid_name} over one certified fit": peers[grid_name] / seconds["one certified Chinchilla fit"],
-            f"{refit_name} over batched": peers[refit_name] / seconds["4,000 certified refits of it"],
-            f"{adam_name} over one certified fit": peers[adam_name] / depth_fit_seconds,
+            f"{name} over {ours}": spread([peer / own for own in times]) for (name, peer), ours, times in beside
         },
         "objective": {"certified": found.value, "BFGS grid": grid_value},
         "BFGS refits that report success": good / refits,

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from laws_fits import CHINCHILLA, HUBER, chinchilla_rows, scaled, timed
 from record import write_record
+from spread import spread
 
 from depthscale.laws import Fit, Objective, Observations, bootstrap, examine, fit
 
@@ -57,8 +58,8 @@ def beside_chinchilla(data: Observations, full: bool) -> dict[str, Any]:
     name, peer_seconds = scaled(f"{FULL_STARTS} starts", peer_seconds, starts, FULL_STARTS)
     return {
         "peer_seconds": {name: peer_seconds},
-        "own_seconds": own_seconds,
-        "ratio": peer_seconds / own_seconds,
+        "own_seconds": spread(own_seconds),
+        "ratio": spread([peer_seconds / own for own in own_seconds]),
         **endpoints(own, ended),
     }
 
@@ -89,12 +90,12 @@ def beside_simple_scaling_laws(data: Observations, full: bool) -> dict[str, Any]
         bootstrap(found, NUM_REPLICATES)
         return found
 
-    own_seconds, found = timed(own, 3)
+    own_seconds, found = timed(own, 5)
     name, peer_seconds = scaled(f"{NUM_REPLICATES} replicates", peer_seconds, draws, NUM_REPLICATES)
     return {
         "peer_seconds": {name: peer_seconds},
-        "own_seconds": own_seconds,
-        "ratio": peer_seconds / own_seconds,
+        "own_seconds": spread(own_seconds),
+        "ratio": spread([peer_seconds / own for own in own_seconds]),
         **endpoints(found, ended),
     }
 
