@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from depthscale.errors import ConfigError
+from depthscale.runs.base_tables import BaseTables
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import merge, validate
 from depthscale.runs.config_part import ConfigPart
@@ -135,13 +136,9 @@ class AlignmentStudy(ConfigPart):
         return self
 
 
-class AlignmentStudyFile(ConfigPart):
+class AlignmentStudyFile(BaseTables):
     """A whole file: the base run's tables, how it is measured, and the study."""
 
-    plan: dict[str, Any]
-    model: dict[str, Any]
-    data: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any]
     measure: dict[str, Any] = Field(default_factory=dict)
     study: AlignmentStudy
 

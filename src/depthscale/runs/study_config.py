@@ -8,11 +8,11 @@ from typing import Annotated, Any, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from depthscale.errors import ConfigError
+from depthscale.runs.base_tables import BaseTables
 from depthscale.runs.comparison_config import CellKey, CellName, ComparisonConfig, MatchConfig
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import merge, validate
 from depthscale.runs.config_part import ConfigPart
-from depthscale.runs.data_config import DataConfig
 
 Seed = Annotated[int, Field(ge=0)]
 
@@ -158,13 +158,9 @@ class StudyConfig(ConfigPart):
         ]
 
 
-class StudyFile(ConfigPart):
+class StudyFile(BaseTables):
     """A whole study file: the base run's tables and the study."""
 
-    plan: dict[str, Any]
-    model: dict[str, Any]
-    data: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any]
     study: StudyConfig
 
     @model_validator(mode="after")
@@ -179,10 +175,6 @@ class StudyFile(ConfigPart):
     def with_study(self, **changes: Any) -> Self:
         """The file with other values in its ``[study]`` table, taken as they are."""
         return self.model_copy(update={"study": self.study.model_copy(update=changes)})
-
-    def data_config(self) -> DataConfig:
-        """The data of every run: arms change the model and its training, not the text."""
-        return validate(DataConfig, self.data, "data")
 
     def cell_rate(self, arm: str, rounds: int) -> CellRate | None:
         """The chosen learning rate of a cell, if one is given."""

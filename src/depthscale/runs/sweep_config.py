@@ -7,10 +7,10 @@ from typing import Any, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from depthscale.errors import ConfigError
+from depthscale.runs.base_tables import BaseTables
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import merge, validate
 from depthscale.runs.config_part import ConfigPart
-from depthscale.runs.data_config import DataConfig
 from depthscale.runs.study_config import ArmConfig, Seed
 
 #: Name of the arm ``power(p)`` at a threshold that was measured elsewhere.
@@ -62,13 +62,9 @@ class SweepConfig(ConfigPart):
         return self
 
 
-class SweepFile(ConfigPart):
+class SweepFile(BaseTables):
     """A whole sweep file: the base run's tables and the sweep."""
 
-    plan: dict[str, Any]
-    model: dict[str, Any]
-    data: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any]
     sweep: SweepConfig
 
     @model_validator(mode="after")
@@ -81,10 +77,6 @@ class SweepFile(ConfigPart):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
-
-    def data_config(self) -> DataConfig:
-        """The data of every run."""
-        return validate(DataConfig, self.data, "data")
 
     def exponent_run(self, p: float, lr: float, seed: int, step_factor: int = 1) -> RunConfig:
         """The run of ``power(p)`` at one rate and seed; schedule and warm-up stretch with ``step_factor``."""
