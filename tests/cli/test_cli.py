@@ -81,6 +81,12 @@ def test_scale_with_one_rule_and_its_argument(
         (("compare", "--preset", "demo", "--set", "study.seds=[1]"), "did you mean 'study.seeds'"),
         (("compare", "--preset", "demo", "--set", "plan.rounds=0", "--set", "study.rounds=[0]"), "study.rounds"),
         (("report", "nowhere"), "nowhere"),
+        (("report", "nowhere/at/all"), "no folder at nowhere/at/all"),
+        (
+            ("compare", "--preset", "demo", "--plan-only", "--from-study", "nowhere/at/all"),
+            "no study at nowhere/at/all",
+        ),
+        (("generate", "nowhere", "--prompt", "a", "--max-new-tokens", "-4"), "max-new-tokens"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -127,6 +133,18 @@ def test_train_then_report(
     assert "nats per token" in capsys.readouterr().out
     assert run(monkeypatch, "report", str(tmp_path / "run")) == 0
     assert Path(capsys.readouterr().out.strip()).read_text().lower().startswith("<!doctype html>")
+
+
+def test_a_study_is_not_written_into_a_run(
+    train_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "train", str(train_file), "--run-dir", str(tmp_path / "run")) == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    capsys.readouterr()
+    for verb, preset in (("compare", "demo"), ("sweep", "sweep")):
+        assert run(monkeypatch, verb, "--preset", preset, "--out", str(tmp_path / "run")) == 2
+        assert "holds a run or a study of another kind; choose another --out" in one_line(capsys.readouterr().err)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_allocate_warns_of_what_no_law_reads_and_draws_a_map_of_one_width(
     given = ("--ffn-ratio", "0.5", "--mlp", "swiglu", "--kv-heads", "1000")
     assert run(monkeypatch, "allocate", str(fitted), "--flops", "1e21", "--replicates", "50", "--json", *given) == 0
     result = json.loads(capsys.readouterr().out)
-    warnings = [note for note in result["notes"] if note.startswith("WARNING")]
+    warnings = result["warnings"]
     assert len(warnings) == 3
     for note, words in zip(
         warnings, ("ratio of 0.5 came, the rows' own is 4", "swiglu", "1000 key-value"), strict=True
@@ -207,5 +207,5 @@ def test_a_study_tells_allocate_its_mlp_and_context(
     template = result["asked"]["template"]
     # A ratio of 4 alone would be read as gelu.
     assert (template["context_length"], template["gated"], template["mlp_ratio"]) == (128, True, 4.0)
-    assert not any("WARNING" in note for note in result["notes"])
+    assert result["warnings"] == []
     assert not any("assumed" in note and ("context" in note or "MLP" in note) for note in result["notes"])

@@ -256,6 +256,7 @@ def test_bad_words_on_the_command_line_are_one_line(
         ((), "give either a sweep file or --preset"),
         (("--preset", "swep"), "did you mean 'sweep'"),
         (("--preset", "sweep", "--threshold", "0.4"), "go together"),
+        (("--preset", "sweep", "--threshold", "-3", "--threshold-source", "x"), "threshold"),
     ]:
         assert run(monkeypatch, "sweep", *arguments) == 2
         assert fault in one_line(capsys.readouterr().err)

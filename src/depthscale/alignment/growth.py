@@ -120,7 +120,8 @@ def growth_exponent(rounds: Sequence[float], values: Sequence[float], level: flo
     x, y = np.asarray(rounds, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1 or len(x) < 3 or len(np.unique(x)) < 2:
         raise AlignmentError(
-            f"{x.size} rounds and {y.size} values came; expected at least 3 points at 2 or more different rounds"
+            f"points came as {x.size} numbers of rounds and {y.size} values; expected at least 3 points at 2 or more"
+            " different rounds"
         )
     if not (np.isfinite(y).all() and (y > 0).all() and (x >= 1).all()):
         raise AlignmentError(

@@ -23,7 +23,7 @@ def align(
         Path | None,
         typer.Argument(
             metavar="CONFIG_OR_RUN_OR_STUDY",
-            help="A TOML file (its plan at initialization; with a [measure] table, along its training), or a folder.",
+            help="A TOML file (its plan at initialization; with a table `measure`, along its training), or a folder.",
         ),
     ] = None,
     rounds: Annotated[

@@ -15,7 +15,7 @@ def print_alignment(result: Mapping[str, Any]) -> None:
     table = Table(caption="maxima in units of beta * epsilon / alpha; kappa lies between 0 and R")
     table.add_column("arm")
     for heading in ("R", "seed", "step", "kappa", "kappa common", "max U", "max G", "largest share of the bound"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for arm in result["arms"]:
         for index, point in enumerate(arm["points"]):
             matrices = [s for s in point["sublayers"] if s["kind"] != "norm"]

@@ -102,7 +102,7 @@ def allocate(
     result["measured"] = next(
         (test for test in stored["validation"] if test["kind"] == "extrapolation" and "coverage" in test), None
     )
-    result["notes"] = [*_unread(card, ffn_ratio, mlp, kv_heads), *result["notes"]]
+    result["warnings"] = _unread(card, ffn_ratio, mlp, kv_heads)
     if assumed:
         result["notes"].append(f"assumed, as the fit does not know: {', '.join(assumed)}")
     result["notes"] += [f"form left out: {line}" for line in left_out]
@@ -132,7 +132,7 @@ def _unread(card: dict[str, Any], ffn_ratio: float | None, mlp: str | None, kv_h
     if kv_heads is not None:
         odd.append((f"{kv_heads} key-value heads", "not known"))
     return [
-        f"WARNING: {what} came, the rows' own is {rows}; no law here reads it, so that what it saves looks free:"
+        f"{what} came, the rows' own is {rows}; no law here reads it, so that what it saves looks free:"
         " the loss given is that of models built like the rows'"
         for what, rows in odd
     ]

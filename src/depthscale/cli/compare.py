@@ -62,6 +62,10 @@ def compare(
     if from_study is not None and not plan_only:
         raise ConfigError("--from-study goes with --plan-only")
     file = read_study_file(str(study) if study else str(preset), set_ or [])
+    if from_study is not None:
+        from depthscale.studies.study_runs import read_study_document
+
+        read_study_document(from_study)
     if file.study.tasks:
         require_extra("compare with study.tasks", "eval")
     directory = out or Path("runs") / file.study.name

@@ -72,7 +72,7 @@ def _table(costs: Sequence[tuple[str, RunConfig, DryRun]], losses: Mapping[tuple
     for name, device in ACCELERATORS.items():
         names_by_peak.setdefault(device.peak_flops, []).append(name)
     devices = {", ".join(names): ACCELERATORS[names[0]] for names in names_by_peak.values()}
-    headings = ["R", "FLOP/token", "FLOP", "GiB", "fits", *(f"hours {names}" for names in devices)]
+    headings = ["R", "FLOP per token", "FLOP", "GiB", "fits", *(f"hours {names}" for names in devices)]
     for heading in headings + (["paper's loss"] if losses else []):
         table.add_column(heading, justify="right", no_wrap=heading == "fits")
     for name, config, cost in costs:

@@ -54,6 +54,8 @@ def print_allocation(result: Mapping[str, Any]) -> None:
     """Title, shape and everything around it."""
     console = plain_console()
     console.print(result["title"], style="bold", soft_wrap=True, highlight=False)
+    for warning in result["warnings"]:
+        console.print(f"Warning: {warning}.", soft_wrap=True, style="yellow")
     for lead, rest in allocation_sentences(result):
         console.print(f"{lead}: {rest}", soft_wrap=True, highlight=False)
     table = Table(caption="shapes within 1 % of the least loss, the best width of some depths")

@@ -15,6 +15,7 @@ def report(
     ],
 ) -> None:
     """Write the figures and the self-contained HTML report of a directory from its result files alone."""
+    from depthscale.errors import ResultError
     from depthscale.reports.alignment_report import build_alignment_report
     from depthscale.reports.comparison_report import build_report
     from depthscale.reports.fit_report import build_fit_report
@@ -26,6 +27,8 @@ def report(
     from depthscale.runs.results import result_path
     from depthscale.studies.sweep_runs import is_sweep
 
+    if not directory.is_dir():
+        raise ResultError(f"no folder at {directory}; give one that a verb wrote, such as runs/demo")
     if result_path(directory, "fit").exists():
         page = build_fit_report(directory)
     elif result_path(directory, "alignment_study").exists():

@@ -17,7 +17,8 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Directory of the sweep; default runs/NAME.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, such as train.steps=200.")] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="A threshold that was measured elsewhere: power(p) at it becomes an arm.")
+        float | None,
+        typer.Option(min=0, max=1, help="A threshold that was measured elsewhere: power(p) at it becomes an arm."),
     ] = None,
     threshold_source: Annotated[str | None, typer.Option(help="What measured it, in a few words.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; default one per core.")] = None,

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from depthscale.errors import ResultError
 from depthscale.runs.files import atomic_write_text
-from depthscale.runs.layout import STUDY_FILE
+from depthscale.runs.layout import CONFIG_FILE, STUDY_FILE
 from depthscale.runs.versioned_json import read_versioned_json
 
 
@@ -34,6 +35,16 @@ def read_study_json(directory: Path, kind: str, verb: str, newest: int) -> dict[
         again=f"run 'depthscale {verb}' again",
         foreign=f"was not written by 'depthscale {verb}'",
     )
+
+
+def require_no_run(directory: Path) -> None:
+    """Refuse a folder for a new study that holds what another verb wrote: one directory holds one thing.
+
+    Raises:
+        ResultError: it holds a run, or a study that keeps its settings beside its results.
+    """
+    if (directory / CONFIG_FILE).exists():
+        raise ResultError(f"{directory} holds a run or a study of another kind; choose another --out")
 
 
 def write_study_json(directory: Path, document: Mapping[str, Any]) -> None:

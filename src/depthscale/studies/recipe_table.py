@@ -74,7 +74,9 @@ def recipe_table(file: StudyFile, runs: Path) -> dict[str, Any]:
             recipe says read different text or tokenizers.
     """
     if not runs.is_dir():
-        raise ResultError(f"no folder at {runs}; give the folder that holds the runs, such as runs/{file.study.name}")
+        raise ResultError(
+            f"no folder at {runs}; expected one that holds runs of the recipe: make some first with 'depthscale train'"
+        )
     found = [path.parent.parent for path in sorted(runs.rglob("results/training.json"))]
     if not found:
         raise ResultError(f"no run below {runs} has a result yet; train a cell of the recipe there first")

@@ -13,7 +13,7 @@ from depthscale.runs.config_file import read_toml, validate
 from depthscale.runs.layout import CONFIG_FILE, RUNS, STUDY_FILE, run_name
 from depthscale.runs.results import result_path
 from depthscale.runs.study_config import CellRate, StudyFile
-from depthscale.runs.study_json import timestamp, write_study_json
+from depthscale.runs.study_json import require_no_run, timestamp, write_study_json
 from depthscale.studies.study_runs import STUDY_SCHEMA_VERSION, planned_file, read_study_document
 
 STOPPING_RULE = (
@@ -29,9 +29,10 @@ def planned_study(directory: Path, asked: StudyFile) -> tuple[StudyFile, dict[st
     """The study that ``study.json`` of the directory plans, if there is one, as resolved when it was written.
 
     Raises:
-        ResultError: the directory belongs to another study, or to this one with less in it.
+        ResultError: the directory belongs to a run, to another study, or to this one with less in it.
     """
     if not (directory / STUDY_FILE).exists():
+        require_no_run(directory)
         return None
     document = read_study_document(directory)
     before = _as_asked(directory, document)

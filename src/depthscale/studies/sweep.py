@@ -15,7 +15,7 @@ from rich.console import Console
 from depthscale.errors import ResultError
 from depthscale.runs.layout import RUNS, STUDY_FILE
 from depthscale.runs.presets import packaged_presets, read_preset_or_file
-from depthscale.runs.study_json import timestamp, write_study_json
+from depthscale.runs.study_json import require_no_run, timestamp, write_study_json
 from depthscale.runs.sweep_config import SweepFile
 from depthscale.studies.engine import Failure, run_jobs
 from depthscale.studies.study import training_job
@@ -66,6 +66,7 @@ def write_sweep(directory: Path, file: SweepFile) -> dict[str, Any]:
         if document["config"] != config:
             raise ResultError(f"{directory} holds another sweep; choose another --out, or give that sweep's settings")
         return document
+    require_no_run(directory)
     document = {
         "kind": SWEEP_KIND,
         "schema_version": SWEEP_SCHEMA_VERSION,
