@@ -44,5 +44,6 @@ docs: $(STAMP)-dev  ## write the help texts of every verb into docs/cli.md
 
 $(STAMP)-%: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), quietly: minutes, and gigabytes where torch is a CUDA build"
 	$(BIN)/pip install $(PIP_FLAGS) -q -c constraints.txt -e '.[$*]'
 	touch $@
