@@ -11,7 +11,7 @@ from typing import Any
 
 from depthscale.studies.differences import equivalence, paired_difference
 from depthscale.studies.study_runs import Study, StudyCell
-from depthscale.studies.words import decimal
+from depthscale.studies.words import at_budget, decimal
 
 
 def again_tests(study: Study) -> list[dict[str, Any]]:
@@ -50,8 +50,9 @@ def again_warnings(again: Iterable[Mapping[str, Any]]) -> list[str]:
     """A sentence for every A/A test that found a difference."""
     return [
         f"{entry['a']['arm']} and {entry['b']['arm']} are one arm and differ by"
-        f" {decimal(abs(entry['interval']['mean']))} nats at R = {entry['a']['rounds']}: so much does the procedure"
-        " find in nothing. There, a direction is stated only where an interval lies beyond that."
+        f" {decimal(abs(entry['interval']['mean']))} nats at R = {entry['a']['rounds']}"
+        f"{at_budget(entry['a'].get('budget'))}: so much does the procedure find in nothing. There, a direction is"
+        " stated only where an interval lies beyond that."
         for entry in again
         if entry["verdict"] != "not_decided"
     ]

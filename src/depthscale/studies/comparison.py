@@ -104,7 +104,7 @@ def _is_plain(study: Study, cell: StudyCell) -> bool:
 
 
 def _pair(study: Study, again: Sequence[dict[str, Any]], question: str, a: StudyCell, b: StudyCell) -> dict[str, Any]:
-    at = f", budget {a.budget:,}" if a.budget else ""
+    at = words.at_budget(a.budget)
     if question == "looping":
         subject = f"{a.arm} at R = {a.rounds} against R = {b.rounds}{at}"
     else:
@@ -113,7 +113,7 @@ def _pair(study: Study, again: Sequence[dict[str, Any]], question: str, a: Study
 
 
 def _control(study: Study, cell: StudyCell, baseline: StudyCell) -> dict[str, Any]:
-    at = f", budget {cell.budget:,}" if cell.budget else ""
+    at = words.at_budget(cell.budget)
     return equivalence(study, f"{cell.arm} against {baseline.arm} at R = 1{at}", cell, baseline)
 
 

@@ -55,6 +55,16 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def at_budget(budget: int | None) -> str:
+    """Which of several budgets a cell is at; empty in a study of one.
+
+    Example:
+        >>> at_budget(6800), at_budget(None)
+        (', budget 6,800', '')
+    """
+    return f", budget {budget:,}" if budget else ""
+
+
 def ratio_words(a: float, b: float) -> str:
     """How much one side spends beside the other.
 
