@@ -86,7 +86,6 @@ def test_scale_with_one_rule_and_its_argument(
             ("compare", "--preset", "demo", "--plan-only", "--from-study", "nowhere/at/all"),
             "no study at nowhere/at/all",
         ),
-        (("generate", "nowhere", "--prompt", "a", "--max-new-tokens", "-4"), "max-new-tokens"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -17,7 +17,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to go on from.")],
     rounds: Annotated[int | None, typer.Option(help="Rounds of the loop; default those of the plan.")] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to write at most; default 100, or what the context has room for.")
+        int | None, typer.Option(help="Tokens to write at most; default 100, or what the context has room for.")
     ] = None,
     temperature: Annotated[
         float, typer.Option(help="0 always takes the most likely token; more draws more freely.")
