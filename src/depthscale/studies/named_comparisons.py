@@ -44,7 +44,7 @@ _HELD: Mapping[Terms, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def named_comparisons(study: Study, again: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def named_comparisons(study: Study, again: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One entry per named comparison and budget: a paired difference, its terms, and how each side was chosen.
 
     ``broken`` names what the terms hold equal and the runs do not; None where a side has no run at all, which is said
