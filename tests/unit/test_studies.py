@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from depthscale.errors import RunInterruptedError
+from depthscale.runs.comparison_config import CellKey
 from depthscale.studies import engine
 from depthscale.studies.engine import Job, run_jobs
 from depthscale.studies.study import presets, read_study_file
@@ -122,3 +123,23 @@ def test_every_preset_is_valid_and_its_study_is_written_once(name: str, tmp_path
     assert len(document["cells"]) == len(file.study.cells())
     tuned = {cell["lr_source"] for cell in document["cells"]} != {"base configuration"}
     assert tuned or file.study.tuning is not None, "tune it and say where, or bring the grid for --tune"
+
+
+def test_the_small_study_holds_every_arm_of_the_design_at_36_visits() -> None:
+    study = (file := read_study_file("small", [])).study
+    design = {"pre", "post", "deepnorm", "deeploop", "deeploop_sandwich", "inverse_rounds", "loop_matched",
+              "power_0.375", "alpha_only", "beta_only", "stacked", "pre_again"}  # fmt: skip
+    looped = {cell.arm: file.cell_config(cell, study.seeds[0]) for cell in study.cells() if cell.rounds == 18}
+    assert design <= set(looped)
+    assert {len(looped[arm].stated_plan().visits) for arm in design} == {36}
+    assert len(study.seeds) >= 5, "a verdict needs five pairs"
+    assert study.tuning is not None
+
+
+def test_small_tokens_reaches_20_and_100_tokens_per_parameter() -> None:
+    study = (file := read_study_file("small-tokens", [])).study
+    parameters = 34_944  # of two pre-norm blocks of width 32 (docs/results/small)
+    train = [file.cell_config(CellKey("pre", 18, budget), study.seeds[0]).train for budget in study.budgets]
+    ratios = [t.steps * t.batch_rows * file.data["context_length"] / parameters for t in train]
+    assert ratios == pytest.approx([20, 100], rel=0.01)
+    assert ratios[-1] >= 100
