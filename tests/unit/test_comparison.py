@@ -38,10 +38,16 @@ def test_clear_differences_get_a_direction_and_small_ones_do_not(healthy: dict[s
     assert looping["interval"]["high"] < 0
     assert "lower loss" in looping["words"]
     small = pair(healthy, "rule", "deepnorm", 4)
-    assert small["verdict"] == "not_decided"
+    assert small["verdict"] == "equivalent"
     assert small["interval"]["low"] < 0 < small["interval"]["high"]
-    assert "not decided, the interval includes 0" in small["words"]
-    assert "80 % power" in small["words"]
+    assert "equivalent within ±0.020 nats" in small["words"]
+
+
+def test_what_neither_differs_nor_is_shown_equal_is_not_decided(tmp_path: Path) -> None:
+    noisy = pair(compare_runs(write_synthetic_study(tmp_path, spread=0.04)), "rule", "deepnorm", 4)
+    assert noisy["verdict"] == noisy["equivalence"]["verdict"] == "not_decided"
+    assert "not decided, the interval includes 0" in noisy["words"]
+    assert "80 % power" in noisy["words"]
 
 
 def test_pairing_removes_the_seed_effect(healthy: dict[str, Any]) -> None:
@@ -81,7 +87,7 @@ def test_verdict_sentences_repeat_the_verdicts_of_the_intervals(healthy: dict[st
     looping, _, rule, control = healthy["verdict"]
     assert looping.startswith("Looping, R = 4 against R = 1 (equal tokens, 2.80 times the training FLOPs): lower loss")
     assert "lower loss with deeploop" in rule
-    assert "not decided: deepnorm" in rule
+    assert "equivalent within ±0.020 nats: deepnorm" in rule
     assert "equivalent within ±0.020 nats: deepnorm" in control
     assert "deeploop" in control
 

@@ -98,6 +98,7 @@ def test_terms_say_what_is_equal_and_what_is_not(comparison: dict[str, Any]) -> 
 def test_terms_that_the_runs_did_not_keep_are_said(comparison: dict[str, Any]) -> None:
     # The generator's runs take 10 s and 5 s more for every round: 30 s at R = 4, 15 s at R = 1.
     assert named(comparison, "equal_time")["broken"] == ["seconds"]
+    assert named(comparison, "equal_time")["words"].endswith("The terms were not kept: 30 against 15 seconds.")
     assert any("Equal measured time is not what the runs show" in warning for warning in comparison["warnings"])
     assert not any("different numbers of tokens" in warning for warning in comparison["warnings"])
 
@@ -145,7 +146,7 @@ def test_a_cell_of_our_runs_and_recorded_ones_has_its_page(tmp_path: Path) -> No
 def test_an_arm_against_itself_shows_no_difference(comparison: dict[str, Any]) -> None:
     (again,) = comparison["again"]
     assert again["a"] == {"arm": "pre_again", "rounds": 4}
-    assert again["verdict"] == "not_decided"
+    assert again["verdict"] == "equivalent"
     assert again["equivalence"]["verdict"] == "equivalent"
     assert not any(pair["a"]["arm"] == "pre_again" for pair in comparison["pairs"])
 
@@ -179,18 +180,24 @@ def test_an_empty_cell_and_what_was_added_later_are_said(tmp_path: Path) -> None
     directory = write(
         tmp_path,
         outcomes={("stacked", 4, seed): "missing" for seed in SEEDS},
-        document={"later_additions": [{**later, "comparisons": 1}]},
+        document={"later_additions": [{**later, "comparisons": COMPARISONS[1:2]}]},
     )
     comparison = compare_runs(directory)
     assert any("nothing is said of it: stacked at R = 4" in warning for warning in comparison["warnings"])
     assert comparison["warnings"][0] == (
         "Added on 2026-09-01, when 25 runs had a result: seeds [4]; stacked at R = 4; 1 comparison."
     )
-    assert "no seed has a run on both sides" in named(comparison, "equal_tokens")["words"]
+    late, others = named(comparison, "equal_tokens"), named(comparison, "equal_flops")
+    assert "no seed has a run on both sides" in late["words"]
+    assert late["words"].endswith("Added on 2026-09-01, when 25 runs had a result.")
+    assert late["added"] == {"time": later["time"], "results_before": 25}
+    assert others["added"] is None
     marked = next(cell for cell in comparison["cells"] if cell["arm"] == "deeploop")
     assert [run["added_later"] for run in marked["runs"]] == [False, False, False, False, True]
     text = build_report(directory).read_text(encoding="utf-8")
     assert "4, added later" in text
+    assert "written down before the first run, but for those" in " ".join(text.split())
+    assert text.count("added 2026-09-01</span>") == 1
     assert "added later</span>" in text
 
 
@@ -198,6 +205,28 @@ def test_fresh_and_repeated_data_are_told_apart(comparison: dict[str, Any]) -> N
     # The generator's training split has 900,000 tokens: 600 steps are 1.4 epochs of it.
     assert STEPS * TOKENS_PER_STEP > 900_000
     assert {cell["data_seen"] for cell in comparison["cells"]} == {"repeated"}
+    assert not any("fresh" in entry["words"] for entry in comparison["named"])
+
+
+def test_a_side_of_fresh_text_against_one_that_repeats_is_said(tmp_path: Path) -> None:
+    fresh = {("deeploop", 4, seed): {"data": {"epochs": 0.25}} for seed in SEEDS}
+    comparison = compare_runs(write(tmp_path, training=fresh))
+    seen = {cell["arm"]: cell["data_seen"] for cell in comparison["cells"] if cell["rounds"] == 4}
+    assert (seen["deeploop"], seen["stacked"]) == ("fresh", "repeated")
+    entry = named(comparison, "equal_tokens")
+    assert entry["words"].endswith("The first side saw fresh text (0.25 epochs), the second repeated (1.4).")
+    assert "fresh" not in named(comparison, "same_parameters")["words"]
+
+
+def test_sides_shown_to_be_equal_are_called_so(tmp_path: Path) -> None:
+    """2.98 against 2.981 with a margin of 0.02: no direction, and more than "not decided"."""
+    losses = LOSSES | {("pre_longer", 1): 2.981, ("deeploop", 4): 2.979}
+    comparison = compare_runs(write(tmp_path, losses=losses))
+    entry = named(comparison, "same_parameters")
+    assert entry["verdict"] == "equivalent"
+    assert ": equivalent within ±0.020 nats, difference" in entry["words"]
+    rule = next(sentence for sentence in comparison["verdict"] if sentence.startswith("Rule at R = 4"))
+    assert "equivalent within ±0.020 nats: deeploop (" in rule
 
 
 def test_the_regime_is_said(comparison: dict[str, Any]) -> None:

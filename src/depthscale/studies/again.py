@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from depthscale.studies.differences import equivalence, paired_difference
+from depthscale.studies.differences import paired_difference
 from depthscale.studies.study_runs import Study, StudyCell
 from depthscale.studies.words import at_budget, decimal
 
@@ -25,8 +25,7 @@ def again_tests(study: Study) -> list[dict[str, Any]]:
             other = study.cell(twin.name, cell.rounds, cell.budget)
             if cell.arm == arm.name and other is not None:
                 subject = f"{cell.label} against {twin.name}, the same but for chance{_rates(study, cell, other)}"
-                pair = paired_difference(study, "again", subject, cell, other)
-                found.append({**pair, "equivalence": equivalence(study, subject, cell, other)})
+                found.append(paired_difference(study, "again", subject, cell, other))
     return found
 
 
@@ -40,7 +39,7 @@ def found_in_nothing(again: Iterable[Mapping[str, Any]], cells: Sequence[StudyCe
         (
             abs(entry["interval"]["mean"])
             for entry in again
-            if entry["verdict"] != "not_decided" and (entry["a"]["rounds"], entry["a"].get("budget")) in places
+            if _differs(entry) and (entry["a"]["rounds"], entry["a"].get("budget")) in places
         ),
         default=0.0,
     )
@@ -54,8 +53,12 @@ def again_warnings(again: Iterable[Mapping[str, Any]]) -> list[str]:
         f"{at_budget(entry['a'].get('budget'))}: so much does the procedure find in nothing. There, a direction is"
         " stated only where an interval lies beyond that."
         for entry in again
-        if entry["verdict"] != "not_decided"
+        if _differs(entry)
     ]
+
+
+def _differs(entry: Mapping[str, Any]) -> bool:
+    return entry["verdict"] in ("a_better", "b_better")
 
 
 def _is_twin(arm: Any, other: Any) -> bool:

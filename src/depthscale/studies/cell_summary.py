@@ -18,8 +18,7 @@ def cell_summary(study: Study, cell: StudyCell) -> dict[str, Any]:
     known_bits = [value for value in bits if value is not None]
     tokens = planned_tokens(cell)
     budget = runs[0].training["budget"] if runs else {}
-    epoch_tokens = _over(runs[0].training["tokens"], runs[0].training["data"]["epochs"]) if runs else None
-    epochs = _over(tokens, epoch_tokens)
+    epochs = epochs_seen(cell)
     return {
         **cell.names,
         "added_later": cell.added_later,
@@ -46,7 +45,7 @@ def cell_summary(study: Study, cell: StudyCell) -> dict[str, Any]:
         "tokens_per_parameter": _over(tokens, budget.get("parameters")),
         "tokens_per_parameter_non_embedding": _over(tokens, budget.get("parameters_non_embedding")),
         "epochs": epochs,
-        "data_seen": None if epochs is None else "fresh" if epochs <= 1 else "repeated",
+        "data_seen": data_seen(epochs),
         "parameters": budget.get("parameters"),
         "training_flops": training_flops(cell),
         "flops_ratio_to_r1": flops_ratio(cell, study.cell(cell.arm, 1, cell.budget)),
@@ -56,6 +55,26 @@ def cell_summary(study: Study, cell: StudyCell) -> dict[str, Any]:
             (run.training["peak_memory_bytes"] for run in runs if run.training["peak_memory_bytes"]), default=None
         ),
     }
+
+
+def epochs_seen(cell: StudyCell) -> float | None:
+    """How often one whole planned run of the cell sees its training text."""
+    run = next(iter(cell.runs.values()), None)
+    if run is None:
+        return None
+    return _over(planned_tokens(cell), _over(run.training["tokens"], run.training["data"]["epochs"]))
+
+
+def data_seen(epochs: float | None) -> str | None:
+    """Whether text repeats: ``fresh`` up to one epoch, ``repeated`` beyond; None where epochs are not known.
+
+    Example:
+        >>> data_seen(1.0), data_seen(1.01)
+        ('fresh', 'repeated')
+    """
+    if epochs is None:
+        return None
+    return "fresh" if epochs <= 1 else "repeated"
 
 
 def data_regime(study: Study) -> list[str]:

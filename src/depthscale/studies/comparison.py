@@ -140,7 +140,8 @@ def _verdict(
                     else f"Rule at R = {rounds}{at}, against {study.file.study.baseline}"
                 )
                 said = [{**pair, "verdict": "within_again"} if pair["within_again"] else pair for pair in asked]
-                sentences.append(words.summary(f"{lead} ({_common_terms(asked)})", said, _labels(said)))
+                labels = _labels(said, study.file.study.equivalence_margin)
+                sentences.append(words.summary(f"{lead} ({_common_terms(asked)})", said, labels))
     sentences += [f"A/A, {entry['equivalence']['words']}" for entry in again]
     if controls:
         margin = words.decimal(study.file.study.equivalence_margin)
@@ -154,10 +155,11 @@ def _verdict(
     return sentences
 
 
-def _labels(pairs: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _labels(pairs: Sequence[dict[str, Any]], margin: float) -> dict[str, str]:
     return {
         "a_better": "lower loss with",
         "b_better": "higher loss with",
+        "equivalent": f"equivalent within ±{words.decimal(margin)} nats:",
         "not_decided": _not_decided(pairs, "not decided"),
         "within_again": "not beyond what the same arm differs from itself by:",
     }

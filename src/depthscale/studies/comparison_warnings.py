@@ -51,7 +51,7 @@ def _later_additions(study: Study) -> Iterable[str]:
         cells = [f"{arm} at R = {rounds}" for arm, rounds, *_ in addition.get("cells", [])]
         what = [f"seeds {addition['seeds']}"] if addition.get("seeds") else []
         what += [", ".join(cells)] if cells else []
-        what += [count(addition["comparisons"], "comparison")] if addition.get("comparisons") else []
+        what += [count(len(addition["comparisons"]), "comparison")] if addition.get("comparisons") else []
         yield (
             f"Added on {addition['time'][:10]}, when {count(addition['results_before'], 'run')} had a result:"
             f" {'; '.join(what)}."

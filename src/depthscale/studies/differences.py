@@ -11,6 +11,7 @@ from depthscale.studies.cell_summary import flops_ratio, outcomes, planned_token
 from depthscale.studies.paired import (
     direction_verdict,
     equivalence_test,
+    pair_verdict,
     paired_interval,
     smallest_detectable_difference,
 )
@@ -38,6 +39,8 @@ def paired_difference(
 ) -> dict[str, Any]:
     """One entry of a comparison: differences, intervals over all runs and over those that trained, verdict, words.
 
+    The verdict is a direction, else equality within the study's margin where a test shows it, else "not decided".
+
     Args:
         question: what is asked.
         subject: what is compared, as in "deeploop against pre at R = 4".
@@ -52,7 +55,9 @@ def paired_difference(
         smallest_detectable_difference(statistics.stdev(found), len(found), options.confidence) if interval else None
     )
     reason = None if interval else words.no_interval_reason(len(found))
-    verdict = direction_verdict(interval, beyond)
+    direction = direction_verdict(interval, beyond)
+    test = equivalence_test(found, options.equivalence_margin, options.confidence)
+    verdict = pair_verdict(direction, test, beyond)
     basis = terms or terms_of(a, b)
     trained = paired_interval(list(differences(a, b, trained_only=True).values()), options.confidence)
     counts = outcomes(study, [a, b])
@@ -67,11 +72,12 @@ def paired_difference(
         "reason": reason,
         "smallest_detectable": detectable,
         "verdict": verdict,
-        "within_again": verdict == "not_decided" != direction_verdict(interval),
+        "within_again": direction == "not_decided" != direction_verdict(interval),
+        "equivalence": equivalence(study, subject, a, b),
         "basis": basis,
         "untrained": words.untrained_count(counts),
         "words": words.pair_words(
-            subject, basis, verdict, interval, detectable, reason, words.untrained_words(counts), beyond
+            subject, basis, verdict, interval, test.margin, detectable, reason, words.untrained_words(counts), beyond
         ),
     }
 

@@ -14,8 +14,8 @@ from typing import Any
 from depthscale.runs.comparison_config import CellKey, CellName, ComparisonConfig, Terms
 from depthscale.studies import words
 from depthscale.studies.again import found_in_nothing
-from depthscale.studies.cell_summary import planned_tokens, training_flops, wall_seconds
-from depthscale.studies.differences import equivalence, paired_difference
+from depthscale.studies.cell_summary import data_seen, epochs_seen, planned_tokens, training_flops, wall_seconds
+from depthscale.studies.differences import paired_difference
 from depthscale.studies.study_runs import Study, StudyCell, read_tuning
 
 #: Terms in print.
@@ -47,8 +47,9 @@ _HELD: Mapping[Terms, tuple[str, ...]] = MappingProxyType(
 def named_comparisons(study: Study, again: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One entry per named comparison and budget: a paired difference, its terms, and how each side was chosen.
 
-    ``broken`` names what the terms hold equal and the runs do not; None where a side has no run at all, which is said
-    in ``words``.
+    ``broken`` names what the terms hold equal and the runs do not; ``added`` is the later addition that brought the
+    comparison or the cell that stands for a side; ``epochs`` and ``data_seen`` tell of each side whether its text
+    repeats. All of it is said in ``words``.
 
     Args:
         again: the study's A/A tests.
@@ -71,14 +72,48 @@ def _named(
     subject = f"{TERMS[comparison.terms]}, {a.label} against {b.label}"
     terms, beyond = basis or "nothing known of either side", found_in_nothing(again, [a, b])
     pair = paired_difference(study, comparison.terms, subject, a, b, terms, beyond)
+    added = _addition(study, comparison, [a, b])
+    epochs = {"a": epochs_seen(a), "b": epochs_seen(b)}
+    said = [pair["words"], *_not_kept(broken, spent), *_other_data(epochs), *_when_added(added)]
     return {
         **pair,
-        "equivalence": equivalence(study, subject, a, b),
+        "words": " ".join(said),
+        "added": added,
         "held": list(_HELD[comparison.terms]),
         "broken": broken,
         "spent": spent,
+        "epochs": epochs,
+        "data_seen": {side: data_seen(value) for side, value in epochs.items()},
         "shapes": {"a": shapes_a, "b": shapes_b},
     }
+
+
+def _addition(study: Study, comparison: ComparisonConfig, cells: Sequence[StudyCell]) -> dict[str, Any] | None:
+    """The last later addition without which this comparison could not have been made."""
+    plain = comparison.model_dump(mode="json", exclude_none=True)
+    keys = [list(cell.key) for cell in cells]
+    found = None
+    for addition in study.document.get("later_additions", []):
+        if plain in (addition.get("comparisons") or []) or any(key in addition.get("cells", []) for key in keys):
+            found = {"time": addition["time"], "results_before": addition["results_before"]}
+    return found
+
+
+def _not_kept(broken: Sequence[str], spent: Mapping[str, tuple[float | None, float | None]]) -> Iterable[str]:
+    for name in broken:
+        a, b = spent[name]
+        yield f"The terms were not kept: {a:,.4g} against {b:,.4g} {name}."
+
+
+def _other_data(epochs: Mapping[str, float | None]) -> Iterable[str]:
+    a, b = epochs["a"], epochs["b"]
+    if a and b and data_seen(a) != data_seen(b):
+        yield f"The first side saw {data_seen(a)} text ({a:.2g} epochs), the second {data_seen(b)} ({b:.2g})."
+
+
+def _when_added(added: Mapping[str, Any] | None) -> Iterable[str]:
+    if added:
+        yield f"Added on {added['time'][:10]}, when {words.count(added['results_before'], 'run')} had a result."
 
 
 def _side(study: Study, names: Sequence[CellName], budget: int | None) -> tuple[StudyCell, list[dict[str, Any]]]:

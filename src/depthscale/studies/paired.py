@@ -24,6 +24,7 @@ DEFAULT_POWER = 0.8
 
 DirectionVerdict = Literal["a_better", "b_better", "not_decided"]
 EquivalenceVerdict = Literal["equivalent", "different_beyond_margin", "not_decided"]
+PairVerdict = Literal["a_better", "b_better", "equivalent", "not_decided"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,24 @@ def direction_verdict(interval: PairedInterval | None, beyond: float = 0.0) -> D
     if interval.high < -beyond:
         return "a_better"
     return "b_better" if interval.low > beyond else "not_decided"
+
+
+def pair_verdict(direction: DirectionVerdict, test: EquivalenceTest, beyond: float = 0.0) -> PairVerdict:
+    """A direction if there is one, else equality if that was shown, else nothing.
+
+    Args:
+        direction: see :func:`direction_verdict`.
+        test: see :func:`equivalence_test`.
+        beyond: nats by which the same arm differs from itself; where that is above 0 nothing is called equal.
+
+    Example:
+        >>> differences = [0.001, -0.001, 0.0, 0.002, -0.002]
+        >>> pair_verdict(direction_verdict(paired_interval(differences)), equivalence_test(differences, margin=0.02))
+        'equivalent'
+    """
+    if direction == "not_decided" and test.verdict == "equivalent" and not beyond:
+        return "equivalent"
+    return direction
 
 
 def smallest_detectable_difference(

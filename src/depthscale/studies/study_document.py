@@ -103,7 +103,11 @@ def add_to_study(
         "results_before": seen,
         "seeds": [seed for seed in asked.study.seeds if seed not in before.study.seeds],
         "cells": [list(_key(entry)) for entry in cells if _key(entry) not in known],
-        "comparisons": len(asked.study.comparisons) - len(before.study.comparisons),
+        "comparisons": [
+            comparison.model_dump(mode="json", exclude_none=True)
+            for comparison in asked.study.comparisons
+            if comparison not in before.study.comparisons
+        ],
     }
     document |= {
         "asked": _plain(asked),

@@ -8,9 +8,9 @@ from typing import Any
 
 from depthscale.studies.paired import (
     MIN_PAIRS_FOR_VERDICT,
-    DirectionVerdict,
     EquivalenceTest,
     PairedInterval,
+    PairVerdict,
 )
 
 MINUS = "\N{MINUS SIGN}"
@@ -86,8 +86,9 @@ def no_interval_reason(num_pairs: int) -> str:
 def pair_words(
     subject: str,
     basis: str,
-    verdict: DirectionVerdict,
+    verdict: PairVerdict,
     interval: PairedInterval | None,
+    margin: float,
     smallest_detectable: float | None,
     reason: str | None,
     outcomes: str,
@@ -98,6 +99,7 @@ def pair_words(
     Args:
         subject: what is compared, as in "deeploop against pre at R = 4".
         basis: on what terms, as in "equal tokens, 3.1 times the training FLOPs".
+        margin: nats within which two arms count as equal.
         outcomes: as :func:`untrained_words` gives it; may be empty.
         beyond: nats by which the same arm differs from itself.
     """
@@ -117,6 +119,10 @@ def pair_words(
                     f" {decimal(smallest_detectable, decimals_for(interval))} nats with 80 % power."
                 )
         words = f"{subject} ({basis}): not decided, {why}; difference {interval_text(interval)}.{detectable}"
+    elif verdict == "equivalent":
+        words = (
+            f"{subject} ({basis}): equivalent within ±{decimal(margin)} nats, difference {interval_text(interval)}."
+        )
     else:
         side = "lower" if verdict == "a_better" else "higher"
         words = f"{subject} ({basis}): {side} loss, difference {interval_text(interval)}."
