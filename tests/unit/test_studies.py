@@ -3,6 +3,8 @@
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from multiprocessing.context import ForkServerProcess
@@ -17,6 +19,7 @@ from depthscale.errors import RunInterruptedError
 from depthscale.runs.comparison_config import CellKey
 from depthscale.studies import engine
 from depthscale.studies.engine import Job, run_jobs
+from depthscale.studies.gpus import default_workers, visible_gpus
 from depthscale.studies.study import presets, read_study_file
 from depthscale.studies.study_document import write_study
 from depthscale.studies.tuning import best_rate, extended
@@ -53,7 +56,7 @@ def test_tasks_leave_the_trainings_log_and_metrics_alone(tmp_path: Path) -> None
     assert engine._steps_written(asked) == 0
 
 
-def sleep_long(arguments: tuple[str, ...], log: Path) -> None:
+def sleep_long(arguments: tuple[str, ...], log: Path, gpu: str | None) -> None:
     log.write_text("started")
     time.sleep(600)
 
@@ -88,7 +91,7 @@ def test_a_server_that_ctrl_c_ended_while_it_imported_is_an_interruption(
         run_jobs([failing_job(tmp_path / "a")], workers=1, console=QUIET, title="test")
 
 
-def die(arguments: tuple[str, ...], log: Path) -> None:
+def die(arguments: tuple[str, ...], log: Path, gpu: str | None) -> None:
     log.write_text("all was well")
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -143,3 +146,82 @@ def test_small_tokens_reaches_20_and_100_tokens_per_parameter() -> None:
     ratios = [t.steps * t.batch_rows * file.data["context_length"] / parameters for t in train]
     assert ratios == pytest.approx([20, 100], rel=0.01)
     assert ratios[-1] >= 100
+
+
+class _EndedAtOnce:
+    """A process that has ended by the time one looks."""
+
+    exitcode = 1
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("build", "visible", "driver", "expected"),
+    [
+        ("2.13.0", None, None, ()),
+        ("2.13.0", None, "0\n1\n", ("0", "1")),
+        ("2.13.0", "GPU-a, GPU-b", "0\n1\n2\n", ("GPU-a", "GPU-b")),
+        ("2.13.0", "", "0\n1\n", ()),
+        ("2.13.0+cpu", None, "0\n1\n", ()),
+    ],
+)
+def test_gpus_are_those_that_torch_may_use(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    build: str,
+    visible: str | None,
+    driver: str | None,
+    expected: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _package: build)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if driver is not None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\nprintf '{driver}'\n")
+        tool.chmod(0o755)
+    assert visible_gpus() == expected
+    assert default_workers() == (len(expected) or os.cpu_count())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [((), [None, None]), (("0",), ["0", "0"]), (("GPU-a", "GPU-b"), ["GPU-a", "GPU-b"])]
+)
+def test_each_running_job_sees_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], expected: list[str | None]
+) -> None:
+    monkeypatch.setattr(engine, "visible_gpus", lambda: gpus)
+    given: list[str | None] = []
+
+    class Context:
+        def set_forkserver_preload(self, _modules: list[str]) -> None:
+            pass
+
+        def Process(self, target: object, args: tuple[object, object, str | None]) -> _EndedAtOnce:
+            process = _EndedAtOnce()
+            process.start = lambda: given.append(args[2])  # type: ignore[attr-defined]
+            return process
+
+    monkeypatch.setattr("multiprocessing.get_context", lambda _method: Context())
+    run_jobs([failing_job(tmp_path / name) for name in "abc"], workers=2, console=QUIET, title="test")
+    assert given[:2] == expected
+    assert given[2] == expected[0], "the first slot is free again"
+
+
+def test_a_worker_sees_the_gpu_it_was_given(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys\n"
+        "from depthscale.studies.engine import _run_verb\n"
+        "try:\n    _run_verb(('--help',), pathlib.Path(sys.argv[1]), '3')\n"
+        "finally:\n    print('sees', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+    )
+    log = tmp_path / "log.txt"
+    subprocess.run([sys.executable, "-c", code, str(log)], check=False)
+    assert "sees 3" in log.read_text(encoding="utf-8")

@@ -12,17 +12,18 @@ from filelock import FileLock
 from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
 from depthscale.errors import CheckpointError, ConfigError, ResultError, RunInterruptedError
 from depthscale.evaluation.checkpoint import load_model
 from depthscale.runs.config import RunConfig
 from depthscale.runs.config_file import validate, with_overrides
 from depthscale.runs.metrics import read_metrics
+from depthscale.runs.train_config import TrainConfig
 from depthscale.training import result as result_module
 from depthscale.training.prepare import prepare_data
 from depthscale.training.run import train_run
-from depthscale.training.trainer import LoopedTrainer
+from depthscale.training.trainer import LoopedTrainer, training_arguments
 
 WORDS = "the cat sat on a mat while one old dog ran far away from its red house and slept".split()  # noqa: SIM905
 
@@ -570,3 +571,16 @@ def test_a_prelude_that_truncation_leaves_without_gradient_is_said(
     console = Console(record=True, width=300)
     train_run(make_config(*overrides, "train.steps=1"), tmp_path / "run", console=console)
     assert console.export_text().count("leave the prelude without gradient") == int(said)
+
+
+def test_several_gpus_without_torchrun_make_no_larger_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would give each of them a whole micro-batch."""
+
+    def four_gpus(arguments: TrainingArguments) -> torch.device:
+        arguments._n_gpu = 4
+        return torch.device("cpu")
+
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", property(four_gpus))
+    assert TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8).train_batch_size == 32
+    config = TrainConfig(steps=10, batch_rows=8, lr=1e-3, warmup_steps=1)
+    assert training_arguments(config, tmp_path).train_batch_size == 8

@@ -39,7 +39,9 @@ def align(
     study: Annotated[
         str | None, typer.Option(help="An alignment study (TOML file or preset), instead of CONFIG_OR_RUN_OR_STUDY.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes of --study; default one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes of --study; default one per GPU, else per core.")
+    ] = None,
     edge: Annotated[str | None, typer.Option(help="With --study: a sweep's measured edge of p, LOW,HIGH.")] = None,
 ) -> None:
     """Measure visit alignment kappa over rounds, its growth exponent, and the threshold that it asks for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import typer
@@ -23,6 +22,7 @@ def run_study(
     from depthscale.errors import ResultError
     from depthscale.runs.results import read_result, write_result
     from depthscale.studies.alignment_study import read_alignment_study, read_cells, run_alignment_study
+    from depthscale.studies.gpus import default_workers
     from depthscale.training.prepare import prepare_data
 
     file = read_alignment_study(source, overrides)
@@ -31,7 +31,7 @@ def run_study(
     console = Console(stderr=True)
     # Before any worker starts: a bad corpus is one line here, and a good one is in the cache for all of them.
     prepare_data(file.cells()[0].data)
-    failed = run_alignment_study(directory, file, workers or os.cpu_count() or 1, console)
+    failed = run_alignment_study(directory, file, workers or default_workers(), console)
     # Fitters and figures are seconds of imports that the workers above did not have to wait for.
     from depthscale.alignment.study import study_result
     from depthscale.reports.alignment_report import build_alignment_report

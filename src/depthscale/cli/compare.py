@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,9 @@ def compare(
     tune: Annotated[
         bool, typer.Option("--tune", help="Choose every cell's learning rate first, on other seeds.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; default one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time; default one per GPU, else per core.")
+    ] = None,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Say what the study would cost and could show; run nothing of it.")
     ] = False,
@@ -44,6 +45,7 @@ def compare(
     from rich.console import Console
 
     from depthscale.errors import ConfigError, ResultError
+    from depthscale.studies.gpus import default_workers
     from depthscale.studies.study import is_trained, read_study_file, run_study
     from depthscale.studies.study_document import planned_study, set_rates
     from depthscale.studies.tuning import tune as tune_rates
@@ -70,7 +72,6 @@ def compare(
         require_extra("compare with study.tasks", "eval")
     directory = out or Path("runs") / file.study.name
     console = Console(stderr=True)
-    num_workers = workers or os.cpu_count() or 1
     planned = None if plan_only or add or tune or file.study.tasks else planned_study(directory, file)
     if planned is not None and is_trained(directory, planned[0]):
         _print_report(directory)
@@ -79,6 +80,7 @@ def compare(
     from depthscale.training.prepare import prepare_data
 
     vocab_size = prepare_data(file.data_config()).vocab_size
+    num_workers = workers or default_workers()
     if plan_only:
         _print_price(file, vocab_size, tune, from_study, num_workers, console)
         return

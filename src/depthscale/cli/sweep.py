@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,13 +20,16 @@ def sweep(
         typer.Option(min=0, max=1, help="A threshold that was measured elsewhere: power(p) at it becomes an arm."),
     ] = None,
     threshold_source: Annotated[str | None, typer.Option(help="What measured it, in a few words.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time; default one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time; default one per GPU, else per core.")
+    ] = None,
 ) -> None:
     """Train power(p) over exponents, rates and seeds, find where runs leave the unigram floor, and write the report."""
     require_lm("sweep")
     from rich.console import Console
 
     from depthscale.errors import ConfigError, ResultError
+    from depthscale.studies.gpus import default_workers
     from depthscale.studies.sweep import read_sweep_file, run_sweep
 
     if (file is None) == (preset is None):
@@ -41,7 +43,7 @@ def sweep(
 
     prepare_data(sweep_file.data_config())
     measured = None if threshold is None or threshold_source is None else (threshold, threshold_source)
-    failed = run_sweep(directory, sweep_file, workers or os.cpu_count() or 1, Console(stderr=True), measured)
+    failed = run_sweep(directory, sweep_file, workers or default_workers(), Console(stderr=True), measured)
     from depthscale.reports.sweep_report import build_sweep_report
     from depthscale.runs.results import read_result
 

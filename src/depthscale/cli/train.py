@@ -10,6 +10,8 @@ import typer
 from depthscale.cli.extras import require_lm
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from depthscale.runs.config import RunConfig
     from depthscale.runs.study_config import StudyFile
 
@@ -76,13 +78,29 @@ def train(
     from depthscale.training.processes import is_first_process
     from depthscale.training.run import train_run
 
-    result = train_run(run_config, run_dir, resume=resume, console=Console(stderr=True))
+    console = Console(stderr=True)
+    _say_idle_gpus(console)
+    result = train_run(run_config, run_dir, resume=resume, console=console)
     if not is_first_process():
         return
     report = result["final"]["report"]
     loss = "not finite" if report["loss_nats"] is None else f"{report['loss_nats']:.4f} nats per token"
     bits = "" if report["bits_per_byte"] is None else f", {report['bits_per_byte']:.4f} bits per byte"
     typer.echo(f"{result['outcome']}: {loss}{bits} on the report split after {result['step']} steps; {run_dir}")
+
+
+def _say_idle_gpus(console: Console) -> None:
+    from torch import cuda
+
+    from depthscale.training.processes import is_first_process, num_processes
+
+    if is_first_process() and num_processes() < (visible := cuda.device_count()):
+        console.print(
+            f"{num_processes()} of {visible} GPUs is used; all of them by:"
+            f" torchrun --nproc_per_node {visible} -m depthscale train ...",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _study(tables: dict[str, Any], source: str, choice: dict[str, object]) -> StudyFile | None:

@@ -2,7 +2,7 @@
 
 Workers are forked from a server that has imported the slow libraries once, so that a job starts in a fraction of a
 second and still is a process of its own. A job is done when its run directory holds its result; what is done is never
-run again.
+run again. Where the machine has GPUs, each running job sees one of them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from depthscale.runs.interruption import graceful_interruption
 from depthscale.runs.layout import LOG_FILE, METRICS_FILE
 from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import result_path
+from depthscale.studies.gpus import visible_gpus
 
 #: Imported once by the server that workers are forked from; a name that is not installed is passed over.
 PRELOADED = ["torch", "transformers.trainer", "depthscale.training.run"]
@@ -90,7 +91,8 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
     """
     waiting = sorted((job for job in jobs if not job.done), key=lambda job: -job.cost)
     failures: list[Failure] = []
-    running: list[tuple[Job, ForkServerProcess]] = []
+    running: list[tuple[Job, ForkServerProcess, int]] = []
+    gpus = visible_gpus()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     # One thread each: two OpenMP teams on the same cores run several times slower. The server hands this down.
@@ -103,7 +105,9 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
                     job.directory.mkdir(parents=True, exist_ok=True)
-                    process = context.Process(target=_run_verb, args=(job.arguments, job.log))
+                    slot = min(set(range(workers)) - {taken for _, _, taken in running})
+                    gpu = gpus[slot % len(gpus)] if gpus else None
+                    process = context.Process(target=_run_verb, args=(job.arguments, job.log, gpu))
                     try:
                         process.start()
                     except (EOFError, OSError) as error:
@@ -111,18 +115,18 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
                         if interruption.signal_number is None:
                             raise
                         raise _interrupted(title, interruption.signal_number) from error
-                    running.append((job, process))
+                    running.append((job, process, slot))
                 time.sleep(0.2)
-                for job, process in list(running):
-                    if not process.is_alive():
-                        process.join()
-                        running.remove((job, process))
-                        failure = None if job.done else Failure(job, _reason(job, process.exitcode))
-                        failures += [failure] if failure else []
-                        display.ended(job, failure)
-                display.update([job for job, _ in running])
+                for entry in [entry for entry in running if not entry[1].is_alive()]:
+                    job, process, _ = entry
+                    process.join()
+                    running.remove(entry)
+                    failure = None if job.done else Failure(job, _reason(job, process.exitcode))
+                    failures += [failure] if failure else []
+                    display.ended(job, failure)
+                display.update([job for job, _, _ in running])
         finally:
-            _end([process for _, process in running])
+            _end([process for _, process, _ in running])
     return failures
 
 
@@ -142,8 +146,10 @@ def _reason(job: Job, exit_code: int | None) -> str:
     return said[-1].removeprefix(ERROR_PREFIX) if said else f"exit code {exit_code}; see {path}"
 
 
-def _run_verb(arguments: tuple[str, ...], log: Path) -> None:
-    """In the worker: the command line, with its output in the job's log."""
+def _run_verb(arguments: tuple[str, ...], log: Path, gpu: str | None) -> None:
+    """In the worker: the command line, with its output in the job's log, on one GPU where there is any."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     # A process group of its own: Ctrl-C at the terminal reaches the study, which then asks its workers to end.
     os.setpgid(0, 0)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

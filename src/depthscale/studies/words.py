@@ -120,9 +120,7 @@ def pair_words(
                 )
         words = f"{subject} ({basis}): not decided, {why}; difference {interval_text(interval)}.{detectable}"
     elif verdict == "equivalent":
-        words = (
-            f"{subject} ({basis}): equivalent within ±{decimal(margin)} nats, difference {interval_text(interval)}."
-        )
+        words = f"{subject} ({basis}): equivalent within ±{decimal(margin)} nats, difference {interval_text(interval)}."
     else:
         side = "lower" if verdict == "a_better" else "higher"
         words = f"{subject} ({basis}): {side} loss, difference {interval_text(interval)}."

@@ -58,7 +58,7 @@ def training_arguments(config: TrainConfig, output_directory: Path) -> TrainingA
         "constant": ("constant_with_warmup", {}),
     }
     schedule, schedule_arguments = schedules[config.schedule]
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(output_directory),
         per_device_train_batch_size=config.batch_rows,
         gradient_accumulation_steps=config.accumulation_over(num_processes()),
@@ -89,6 +89,11 @@ def training_arguments(config: TrainConfig, output_directory: Path) -> TrainingA
         dataloader_pin_memory=torch.cuda.is_available(),
         optim="adamw_torch_fused",
     )
+    # One process trains on one GPU. Of several without torchrun, DataParallel would give each a whole micro-batch, and
+    # the run would make larger steps than its file says.
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    return arguments
 
 
 class LoopedTrainer(Trainer):
