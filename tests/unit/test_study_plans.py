@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 from synthetic_study import write_synthetic_study
+from tiny_run import write_corpus
 
+from depthscale.cli.compare import compare
 from depthscale.errors import ConfigError, ResultError
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.config import RunConfig
-from depthscale.runs.config_file import read_toml, validate
+from depthscale.runs.config_file import read_toml, validate, write_toml
 from depthscale.runs.metrics import append_metric
 from depthscale.runs.results import read_result, write_result
 from depthscale.runs.study_config import CellRate, StudyFile
@@ -29,7 +31,14 @@ from depthscale.studies.pricing import DEFAULT_SD_NATS, price
 from depthscale.studies.run_cost import run_cost
 from depthscale.studies.step_timing import StepTimes
 from depthscale.studies.study import training_job
-from depthscale.studies.study_document import add_to_study, planned_study, set_rates, with_what_is_settled, write_study
+from depthscale.studies.study_document import (
+    add_to_study,
+    cells_of_additions,
+    planned_study,
+    set_rates,
+    with_what_is_settled,
+    write_study,
+)
 from depthscale.studies.study_runs import read_study
 
 QUIET = Console(quiet=True)
@@ -141,7 +150,11 @@ def test_a_budget_below_the_warm_up_is_one_line(train: dict[str, Any], budgets: 
 
 
 def tuned(
-    directory: Path, file: StudyFile, monkeypatch: pytest.MonkeyPatch, loss: Callable[[str, float, float], float]
+    directory: Path,
+    file: StudyFile,
+    monkeypatch: pytest.MonkeyPatch,
+    loss: Callable[[str, float, float], float],
+    later: Sequence[set[tuple[str, int]]] = (),
 ) -> dict[str, Any]:
     """``tuning.json`` of a study whose runs lose ``loss(arm, lr, weight_decay)``, without training any."""
 
@@ -156,7 +169,7 @@ def tuned(
         return []
 
     monkeypatch.setattr(tuning, "run_jobs", pretend)
-    tuning.tune(directory, file, 1, QUIET)
+    tuning.tune(directory, file, 1, QUIET, later)
     return read_result(directory, "tuning")
 
 
@@ -194,7 +207,45 @@ def test_weight_decay_is_chosen_at_the_best_rate(tmp_path: Path, monkeypatch: py
     assert {point["lr"] for point in cell["weight_decay_points"]} == {2e-3}
     none = tuned(tmp_path / "none", file, monkeypatch, lambda _, lr, decay: distance(2e-3, lr) + decay)
     (cell,) = none["cells"]
-    assert (cell["best_weight_decay"], cell["at_edge"]) == (0.0, False)  # nothing lies below no decay
+    # Nothing lies below no decay.
+    assert (cell["best_weight_decay"], cell["weight_decay_at_edge"]) == (0.0, False)
+    more = tuned(tmp_path / "more", file, monkeypatch, lambda _, lr, decay: distance(2e-3, lr) - decay)
+    (cell,) = more["cells"]
+    assert (cell["at_edge"], cell["weight_decay_at_edge"]) == (False, True)
+
+
+@pytest.mark.parametrize(("decays", "said"), [([0.1], "leaves nothing to choose"), ([0.1, 0.1], "repeat; name each")])
+def test_weight_decays_are_a_choice(decays: list[float], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        study(study={"tuning": {"seeds": [9], "grid": [1e-3, 2e-3], "weight_decays": decays}})
+
+
+def test_the_chosen_rate_and_decay_are_those_of_the_runs(tmp_path: Path) -> None:
+    rates = [CellRate(arm="pre", rounds=r, lr=0.004 / r, weight_decay=0.2 * r, source="tuning") for r in (1, 4)]
+    file = study()
+    write_study(tmp_path, file)
+    file = set_rates(tmp_path, file, rates)
+    planned = [planned_run(file, CellKey("pre", rounds), 3).train for rounds in (1, 4)]
+    assert [(train.lr, train.weight_decay) for train in planned] == [(0.004, 0.2), (0.001, 0.8)]
+
+
+def test_cells_that_were_added_later_are_tuned_among_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The added arm stands at its edge and extends its grid; the first arm's choice and runs stay what they were."""
+
+    def loss(arm: str, lr: float, _: float) -> float:
+        # Between 2e-3 and 4e-3 there is a better rate, which an extension would have tried.
+        return 3 + distance({"pre": 2.6e-3, "post": 3e-2}[arm], lr)
+
+    options: dict[str, Any] = {"rounds": [1], "tuning": {"seeds": [9], "grid": [1e-3, 2e-3, 4e-3]}}
+    arms = [{"name": "pre"}, {"name": "post"}]
+    before = tuned(tmp_path, study(study=options), monkeypatch, loss)
+    after = tuned(tmp_path, study(study={**options, "arms": arms}), monkeypatch, loss, later=[{("post", 1)}])
+    assert after["cells"][0] == before["cells"][0]
+    assert after["cells"][1]["num_runs"] > before["cells"][0]["num_runs"]
+    together = tuned(tmp_path / "together", study(study={**options, "arms": arms}), monkeypatch, loss)
+    assert together["cells"][0]["best_lr"] != before["cells"][0]["best_lr"]
 
 
 def test_a_rate_at_which_a_run_diverges_is_never_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +271,40 @@ def test_a_study_grows_by_what_is_recorded_and_by_nothing_else(tmp_path: Path) -
     (addition,) = document["later_additions"]
     assert addition["seeds"] == [6]
     assert addition["cells"] == [["post", 1, None], ["post", 4, None]]
+    assert cells_of_additions(tmp_path) == [{("post", 1), ("post", 4)}]
     found = planned_study(tmp_path, after)
     assert found is not None
     assert found[0] == after
+
+
+def test_a_comparison_that_is_added_is_recorded_whole(tmp_path: Path) -> None:
+    cells = {"a": [{"arm": "pre", "rounds": 4}], "b": [{"arm": "pre", "rounds": 1}]}
+    before = study(study={"comparisons": [{"terms": "equal_tokens", **cells}]})
+    after = study(study={"comparisons": [{"terms": "equal_tokens", **cells}, {"terms": "equal_time", **cells}]})
+    write_study(tmp_path, before)
+    (addition,) = add_to_study(tmp_path, after, after)["later_additions"]
+    assert addition["comparisons"] == [{"terms": "equal_time", **cells}]
+    assert (addition["seeds"], addition["cells"]) == ([], [])
+
+
+def test_the_study_is_written_before_its_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds, cells and stopping rule stand in study.json when the first job, a tuning run, is handed over."""
+    seen: list[dict[str, Any]] = []
+
+    def look(jobs: Sequence[Job], workers: int, console: Console, title: str) -> list[Any]:
+        seen.append(json.loads((tmp_path / "study.json").read_text()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "run_jobs", look)
+    path = tmp_path / "study.toml"
+    write_toml(path, study(study={"tuning": {"seeds": [9], "grid": [1e-3, 2e-3]}}))
+    text = f"data.corpus={write_corpus(tmp_path / 'corpus')}"
+    with pytest.raises(KeyboardInterrupt):
+        compare(study=path, out=tmp_path, set_=[text], tune=True, workers=1)
+    (document,) = seen
+    assert document["config"]["study"]["seeds"] == [1, 2, 3, 4, 5]
+    assert [cell["arm"] for cell in document["cells"]] == ["pre", "pre"]
+    assert "No run is added, repeated or left out after results are seen" in document["stopping_rule"]
 
 
 RATES = [CellRate(arm="pre", rounds=rounds, lr=0.004, source="tuning on seeds [9]") for rounds in (1, 4)]

@@ -47,7 +47,7 @@ def compare(
     from depthscale.errors import ConfigError, ResultError
     from depthscale.studies.gpus import default_workers
     from depthscale.studies.study import is_trained, read_study_file, run_study
-    from depthscale.studies.study_document import planned_study, set_rates
+    from depthscale.studies.study_document import cells_of_additions, planned_study, set_rates
     from depthscale.studies.tuning import tune as tune_rates
 
     if recipe is not None:
@@ -86,15 +86,23 @@ def compare(
         return
     file = _planned(directory, file, vocab_size, num_workers, console, add)
     if tune:
-        rates = tune_rates(directory, file, num_workers, console)
-        for rate in rates:
-            decay = "" if rate.weight_decay is None else f", weight decay {rate.weight_decay:g}"
-            console.print(f"chosen: {rate.arm}, R={rate.rounds}: lr {rate.lr:.3g}{decay}")
+        rates = tune_rates(directory, file, num_workers, console, cells_of_additions(directory))
+        _print_rates(directory, console)
         file = set_rates(directory, file, rates)
     failed = run_study(directory, file, num_workers, console)
     _print_report(directory)
     if failed:
         raise ResultError(f"{len(failed)} runs failed and are counted as missing; see log.txt in their directories")
+
+
+def _print_rates(directory: Path, console: Console) -> None:
+    from depthscale.runs.results import read_result
+
+    for cell in read_result(directory, "tuning")["cells"]:
+        decay = "" if cell["best_weight_decay"] is None else f", weight decay {cell['best_weight_decay']:g}"
+        edge = ", at the edge" if cell["at_edge"] or cell["weight_decay_at_edge"] else ""
+        chosen = f"chosen: {cell['arm']}, R={cell['rounds']}: lr {cell['best_lr']:.3g}{decay}"
+        console.print(f"{chosen}, by {cell['num_runs']} runs{edge}", markup=False, soft_wrap=True)
 
 
 def _print_report(directory: Path) -> None:

@@ -10,6 +10,7 @@ from depthscale.reports import charts, curve_charts, detail_charts, difference_c
 from depthscale.reports.alignment_curve_charts import alignment_curve_charts
 from depthscale.reports.page import write_report
 from depthscale.reports.study_data import CellData, StudyData, read_study_data
+from depthscale.reports.tuning_charts import tuning_charts, tuning_rows
 from depthscale.studies.named_comparisons import TERMS
 
 VERDICT_WORDS: Mapping[str, str] = {
@@ -48,8 +49,7 @@ def build_report(study_directory: Path) -> Path:
             "rows": [_main_row(data, cell) for cell in data.by_rounds],
             "figures": figures,
             "series_colors": charts.SERIES_COLORS,
-            "tuning": data.tuning,
-            "tuned_losses": detail_charts.mean_by_rate,
+            "tuning": tuning_rows(data.tuning) if data.tuning else [],
             "groups": [row for cell in data.by_rounds if (row := _group_row(cell))],
             "scales": [row for cell in data.by_rounds if (row := _scales_row(cell))],
             "corpus": _first(run.training["data"] for cell in data.cells for run in cell.runs),
@@ -83,7 +83,7 @@ def _figures(data: StudyData) -> dict[str, list[charts.Chart]]:
         "outcomes": outcomes,
         "visits": detail_charts.visit_charts(data),
         "alignment": alignment_curve_charts(data),
-        "tuning": detail_charts.tuning_charts(data),
+        "tuning": tuning_charts(data),
     }
 
 

@@ -1,11 +1,9 @@
-"""How runs ended, what the stream looks like visit by visit, and how rates were chosen."""
+"""How runs ended, and what the stream looks like visit by visit."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
@@ -117,61 +115,6 @@ def run_visit_charts(run: RunData) -> list[Chart]:
     ]
 
 
-def tuning_charts(data: StudyData) -> list[Chart]:
-    """Loss against learning rate for each R; empty where nothing was tuned."""
-    cells = data.tuning["cells"] if data.tuning else []
-    charts = []
-    for rounds in sorted({cell["rounds"] for cell in cells}):
-        with drawing_settings():
-            figure, axes = new_axes()
-            rows: list[tuple[Any, ...]] = []
-            for cell in (cell for cell in cells if cell["rounds"] == rounds):
-                style = style_of(data.arms.index(cell["arm"]) if cell["arm"] in data.arms else len(data.arms))
-                means = mean_by_rate(cell["points"])
-                axes.plot(list(means), list(means.values()), **style, markersize=5, label=cell["arm"])
-                if cell["best_lr"] in means:
-                    axes.plot(
-                        cell["best_lr"], means[cell["best_lr"]], "o", color=style["color"],
-                        markersize=12, markerfacecolor="none",
-                    )  # fmt: skip
-                rows += [
-                    (cell["arm"], rounds, p["lr"], p["seed"], p["loss_nats"], p["outcome"]) for p in cell["points"]
-                ]
-            axes.set_xscale("log")
-            plain_log_ticks(axes.xaxis, _few([row[2] for row in rows]))
-            axes.set_xlabel("peak learning rate")
-            axes.set_ylabel("loss on the tuning split, nats")
-            axes.grid(axis="y", color=GRID)
-            legend_below(figure)
-            svg = render(figure)
-        chosen = "; ".join(f"{c['arm']} {c['best_lr']:.3g}" for c in cells if c["rounds"] == rounds)
-        charts.append(
-            Chart(
-                f"tuning-r{rounds}",
-                f"Choosing the rate, R = {rounds}",
-                "Mean loss over the tuning seeds, none of which is a seed of the comparison. A ring marks the choice.",
-                f"Line chart of tuning loss against learning rate. Chosen: {chosen}.",
-                svg,
-                ("arm", "rounds", "lr", "seed", "loss_nats", "outcome"),
-                tuple(rows),
-            )
-        )
-    return charts
-
-
-def mean_by_rate(points: Sequence[dict[str, Any]]) -> dict[float, float]:
-    """Mean loss at each rate, ascending; a rate at which a run diverged has no mean, and is never chosen."""
-    losses: dict[float, list[float | None]] = {}
-    for point in points:
-        diverged = point["outcome"] == "diverged"
-        losses.setdefault(point["lr"], []).append(None if diverged else point["loss_nats"])
-    return {
-        lr: statistics.fmean(value for value in found if value is not None)
-        for lr, found in sorted(losses.items())
-        if None not in found
-    }
-
-
 def _visit_chart(key: str, name: str, title: str, series: Sequence[tuple[str, int, list[float | None]]]) -> Chart:
     _, _, label, first, log_scale, caption = _VISIT_MEASURES[key]
     rows: list[tuple[object, ...]] = []
@@ -207,12 +150,6 @@ def _mean_profile(runs: Sequence[RunData], key: str) -> list[float | None]:
         None if None in values else statistics.fmean(value for value in values if value is not None)
         for values in zip(*profiles, strict=True)
     ]
-
-
-def _few(rates: Sequence[float]) -> list[float]:
-    """At most six of the rates, so that their labels do not touch."""
-    distinct = sorted(set(rates))
-    return distinct[:: math.ceil(len(distinct) / 6)]
 
 
 def _number(value: float | None) -> str:

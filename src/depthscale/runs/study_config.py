@@ -42,7 +42,10 @@ class ArmConfig(ConfigPart):
 
 
 class CellRate(ConfigPart):
-    """The learning rate of one cell (arm at a number of rounds), where it was chosen, and whether at a grid's edge."""
+    """The learning rate of one cell (arm at a number of rounds), where it was chosen, and whether at a grid's edge.
+
+    So for its weight decay, where that was chosen too.
+    """
 
     arm: str
     rounds: PositiveInt
@@ -50,6 +53,7 @@ class CellRate(ConfigPart):
     weight_decay: NonNegativeFloat | None = None
     source: str
     at_edge: bool = False
+    weight_decay_at_edge: bool = False
 
 
 class TuningConfig(ConfigPart):
@@ -58,9 +62,11 @@ class TuningConfig(ConfigPart):
     Attributes:
         seeds: seeds of the tuning runs; they must not be seeds of the study.
         grid: learning rates; a best rate at either edge extends the grid by its own ratio.
-        weight_decays: tried at the best rate, if given; extended at either edge like the rates (0 is an end, no edge).
+        weight_decays: tried at the best rate, if given, two or more; extended at either edge like the rates (0 is an
+            end, no edge).
         max_extensions: how often a grid may be extended before the edge is reported instead. Where one cell's grid is
             extended, every other cell gets as many more runs, beside its best: all cells are tuned with equal effort.
+            Cells that were added later are tuned among themselves, and change no rate that was chosen before.
         budget: which of the study's budgets rates are chosen at; default the largest.
     """
 
@@ -109,7 +115,15 @@ class StudyConfig(ConfigPart):
         }  # fmt: skip
         distinct |= {f"rounds of arm '{arm.name}'": arm.rounds for arm in self.arms if arm.rounds}
         if self.tuning:
-            distinct |= {"tuning.grid": self.tuning.grid, "tuning.seeds": self.tuning.seeds}
+            decays = self.tuning.weight_decays
+            distinct |= {
+                "tuning.grid": self.tuning.grid, "tuning.seeds": self.tuning.seeds, "tuning.weight_decays": decays,
+            }  # fmt: skip
+            if len(decays) == 1:
+                raise ValueError(
+                    f"tuning.weight_decays {list(decays)} leaves nothing to choose; give two or more, or set"
+                    " train.weight_decay"
+                )
         for label, values in distinct.items():
             if len(set(values)) != len(values):
                 raise ValueError(f"{label} {list(values)} repeat; name each once")

@@ -94,6 +94,9 @@ def _edge_rates(study: Study) -> Iterable[str]:
     at_edge = [f"{rate.arm} at R = {rate.rounds}" for rate in study.file.study.rates if rate.at_edge]
     if at_edge:
         yield f"The best learning rate lies at the edge of its grid, so a better one may exist: {', '.join(at_edge)}."
+    decays = [f"{rate.arm} at R = {rate.rounds}" for rate in study.file.study.rates if rate.weight_decay_at_edge]
+    if decays:
+        yield f"The best weight decay lies at the edge of its grid, so a better one may exist: {', '.join(decays)}."
 
 
 def _untuned_rates(study: Study) -> Iterable[str]:

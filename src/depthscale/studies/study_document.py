@@ -130,6 +130,12 @@ def with_what_is_settled(directory: Path, asked: StudyFile) -> StudyFile:
     return asked.with_study(arms=arms, rates=rates)
 
 
+def cells_of_additions(directory: Path) -> list[set[tuple[str, int]]]:
+    """(arm, rounds) of the cells that each later addition brought."""
+    additions = read_study_document(directory).get("later_additions", [])
+    return [{(arm, rounds) for arm, rounds, *_ in addition.get("cells", [])} for addition in additions]
+
+
 def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> StudyFile:
     """The study with the rates that tuning chose, in ``study.json`` as well.
 

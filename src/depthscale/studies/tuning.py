@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,8 +51,18 @@ class _Search:
         return self.best in (self.values[0], self.values[-1]) and self.best > 0
 
 
-def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> list[CellRate]:
+def tune(
+    directory: Path,
+    file: StudyFile,
+    workers: int,
+    console: Console,
+    later: Sequence[Collection[tuple[str, int]]] = (),
+) -> list[CellRate]:
     """Run the tuning grid of every cell, extend grids whose best value is at an edge, and write ``tuning.json``.
+
+    Args:
+        later: (arm, rounds) of the cells of each later addition. They are tuned with equal effort among themselves, so
+            that a grid which they extend gives no other rate to cells whose runs are made.
 
     Returns:
         The chosen rate of every cell.
@@ -89,15 +99,19 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
                 for value in search.values
             }  # fmt: skip
 
-    rates = [_Search(cell, sorted(tuning.grid), Point) for cell in cells]
-    _search(rates, tuning.max_extensions, run)
-    decays: list[_Search] = []
-    if tuning.weight_decays:
-        decays = [_Search(s.cell, sorted(tuning.weight_decays), partial(Point, s.best)) for s in rates]
-        _search(decays, tuning.max_extensions, run)
-    results = [
-        _cell_result(directory, tuning, rate, decays[index] if decays else None) for index, rate in enumerate(rates)
-    ]
+    found: dict[CellKey, dict[str, Any]] = {}
+    added = {key for addition in later for key in addition}
+    for group in ([cell for cell in cells if cell[:2] not in added], *_groups(cells, later)):
+        rates = [_Search(cell, sorted(tuning.grid), Point) for cell in group]
+        _search(rates, tuning.max_extensions, run)
+        decays: list[_Search | None] = [None] * len(rates)
+        if tuning.weight_decays:
+            searches = [_Search(s.cell, sorted(tuning.weight_decays), partial(Point, s.best)) for s in rates]
+            _search(searches, tuning.max_extensions, run)
+            decays = [*searches]
+        for rate, decay in zip(rates, decays, strict=True):
+            found[rate.cell] = _cell_result(directory, tuning, rate, decay)
+    results = [found[cell] for cell in cells]
     about = {"name": file.study.name, "seeds": list(tuning.seeds), "budget": budget}
     write_result(directory, "tuning", {**about, "cells": results})
     return [
@@ -108,13 +122,20 @@ def tune(directory: Path, file: StudyFile, workers: int, console: Console) -> li
             weight_decay=r["best_weight_decay"],
             source=f"tuning on seeds {list(tuning.seeds)}",
             at_edge=r["at_edge"],
+            weight_decay_at_edge=r["weight_decay_at_edge"],
         )
         for r in results
     ]
 
 
+def _groups(cells: Sequence[CellKey], later: Sequence[Collection[tuple[str, int]]]) -> list[list[CellKey]]:
+    return [[cell for cell in cells if cell[:2] in addition] for addition in later]
+
+
 def _search(searches: Sequence[_Search], max_extensions: int, run: Callable[[Sequence[_Search]], None]) -> None:
     """Run all values; as long as a best one is at an edge, extend there and look closer everywhere else."""
+    if not searches:
+        return
     run(searches)
     for _ in range(max_extensions):
         if not any(search.at_edge for search in searches):
@@ -193,7 +214,8 @@ def _cell_result(directory: Path, tuning: TuningConfig, rates: _Search, decays: 
         "best_lr": rates.best,
         "best_weight_decay": decays.best if decays else None,
         "best_loss_nats": decays.means[decays.best] if decays else rates.means[rates.best],
-        "at_edge": rates.at_edge or bool(decays and decays.at_edge),
+        "at_edge": rates.at_edge,
+        "weight_decay_at_edge": decays is not None and decays.at_edge,
         "num_runs": len(tried) + len(tried_decays),
         "points": tried,
         "weight_decay_points": tried_decays,
