@@ -139,6 +139,35 @@ def test_faults_of_a_study_are_one_line(
     assert said in one_line(capsys.readouterr().err)
 
 
+def test_arms_that_differ_in_tokens_are_said_before_anything_runs(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = "study.arms=[{name='pre'}, {name='wide', train={batch_rows=8}}]"
+    options = [w for override in (arms, "study.comparisons=[]", "study.rounds=[2]") for w in ("--set", override)]
+    assert run(monkeypatch, "compare", str(study), "--out", str(tmp_path / "out"), "--plan-only", *options) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "different numbers of tokens (256: pre at R = 2; 1,024: wide at R = 2)" in said
+
+
+def test_five_seeds_have_a_smallest_difference(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ("study.arms=[{name='pre'}]", "study.comparisons=[]", "study.rounds=[2]", "study.seeds=[1,2,3,4,5]")
+    options = [word for override in overrides for word in ("--set", override)]
+    assert run(monkeypatch, "compare", str(study), "--plan-only", *options) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    # 1.68 standard deviations of 0.0553 nats (test_paired).
+    assert "5 pairs find a true difference of 0.093 nats with 80 % power" in said
+
+
+@pytest.mark.parametrize("option", ["--tune", "--add", "--plan-only", "--out=elsewhere", "--workers=2"])
+def test_the_papers_table_takes_no_option_of_a_study(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "compare", "--recipe", "recipe.toml", option) == 2
+    assert f"give it without {option.partition('=')[0]}" in one_line(capsys.readouterr().err)
+
+
 def test_two_budgets_from_one_stable_run_and_a_seed_that_is_added_later(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,9 +207,9 @@ def test_the_price_keeps_the_names_of_arms_whole_on_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     cell = {"arm": "deeploop_sandwich", "rounds": 18, "budget": 6800, "steps": 118130, "tokens": 60_480_000,
             "tokens_per_parameter": 1265.6, "runs": 5, "tuning_runs": 3, "tuning_runs_at_most": 4,
-            "seconds_per_run": 7_500.0, "core_hours_at_most": 16.67}  # fmt: skip
+            "seconds_per_run": 7_500.0, "hours_at_most": 16.67}  # fmt: skip
     price = {"name": "wide", "cells": [cell], "runs": 5, "tuning_runs": 3, "tuning_runs_at_most": 4,
-             "core_hours": 16.0, "core_hours_at_most": 18.0, "seconds_from": "a probe", "num_seeds": 5,
+             "unit": "core", "hours": 16.0, "hours_at_most": 18.0, "seconds_from": "a probe", "num_seeds": 5,
              "sd_nats": 0.05, "sd_from": "a guess", "smallest_detectable_nats": 0.09, "enough_pairs": True}  # fmt: skip
     print_price(price, workers=2)
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "deeploop_sandwich" in line]

@@ -248,6 +248,7 @@ def _training(
         "resumed": 0,
         "precision": "float32",
         "num_threads": 1,
+        "device": "cpu",
     }
     for table, values in changes.items():
         if isinstance(values, Mapping):

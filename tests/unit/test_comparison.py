@@ -166,7 +166,8 @@ def test_mixed_corpora_are_refused(tmp_path: Path, table: str, key: str) -> None
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"versions": {"torch": "0.0.1"}}, "different versions: torch"),
+        ({"versions": {"torch": "0.0.1"}}, "different versions or devices: torch"),
+        ({"device": "NVIDIA H200"}, "different versions or devices: device NVIDIA H200 and cpu"),
         ({"optimization": {"lr": 0.5}}, "ran at rate 0.004, 0.5; the study planned 0.004"),
         ({"steps_planned": 900}, "different numbers of tokens"),
     ],

@@ -220,6 +220,13 @@ def test_runs_of_different_text_are_refused_but_for_those_that_depart_anyway(tmp
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_that_does_not_say_what_it_trained_is_another(tmp_path: Path, small: StudyFile) -> None:
+    fake_run(tmp_path, small, "pre", 3, seed=1, loss=2.80)
+    (fake_run(tmp_path, small, "pre", 3, seed=2, loss=2.80) / "config.toml").unlink()
+    table = recipe_table(small, tmp_path)
+    assert (table["num_runs"], table["num_other_runs"]) == (2, 1)
+
+
 def test_a_run_of_another_trainer_fills_its_cell(tmp_path: Path, small: StudyFile) -> None:
     config = small.run_config("pre", 3, seed=1)
     tokens = config.train.steps * 480 * 1024
@@ -248,14 +255,13 @@ def test_five_pairs_have_an_interval_and_a_verdict(tmp_path: Path, small: StudyF
 def test_a_real_run_of_a_smaller_recipe_fills_its_cell_and_the_page(
     monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
 ) -> None:
-    from depthscale.cli.recipe_table import compare_recipe
-
     runs = tmp_path / "runs"
     recipe = RECIPES / "gpt2-small-looped.toml"
     assert train(
         monkeypatch, repository, recipe, runs / "a", "--rounds", "3", more=[*SMALLER, "train.global_batch_rows=2"]
     ) == 0  # fmt: skip
-    compare_recipe(recipe, runs, SMALLER)
+    settings = [part for override in SMALLER for part in ("--set", override)]
+    assert run(monkeypatch, "compare", "--recipe", str(recipe), "--runs", str(runs), *settings) == 0
     page = (runs / "recipe.html").read_text()
     assert "train.steps 3 (recipe: 100000)" in page
     assert "0 of 8 cells have been run as the recipe says." in page

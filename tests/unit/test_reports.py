@@ -273,3 +273,31 @@ def test_cells_of_one_arm_are_told_apart_by_their_budget(tmp_path: Path, monkeyp
     for rows in ("deeploop600 steps1", "deeploop against pre, R = 4300 steps", "deeploop against pre600 steps"):
         assert rows in page.text.replace("\n", "")
     assert "depthscale report study" in page.text
+
+
+def test_what_was_tried_and_how_often_is_on_the_page(tmp_path: Path) -> None:
+    directory = write_synthetic_study(tmp_path)
+    even = Page(build_report(directory).read_text(encoding="utf-8")).text
+    assert "Every cell had the same number of runs to choose by: 8." in even
+    path = directory / "results" / "tuning.json"
+    tuning = json.loads(path.read_text())
+    decayed = tuning["cells"][0]
+    point = {"lr": decayed["best_lr"], "seed": 100, "outcome": "finished"}
+    decayed |= {
+        "best_weight_decay": 0.1,
+        "weight_decay_at_edge": True,
+        "weight_decay_points": [
+            {**point, "weight_decay": 0.0, "loss_nats": 3.3},
+            {**point, "weight_decay": 0.1, "loss_nats": 3.2},
+        ],
+    }
+    path.write_text(json.dumps(tuning))
+    page = Page(build_report(directory).read_text(encoding="utf-8")).text
+    assert "The cells had different numbers of runs to choose by: 8, 10." in page
+    assert "weight decay 0: 3.300; weight decay 0.1: 3.200" in page
+    assert page.count("at the edge") == even.count("at the edge") + 1
+    rounds = decayed["rounds"]
+    with (directory / "figures" / f"tuning-decay-r{rounds}.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["weight_decay"], row["loss_nats"]) for row in rows] == [("0.0", "3.3"), ("0.1", "3.2")]
+    assert f"Choosing the weight decay, at the best rate, R = {rounds}" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -385,8 +386,11 @@ def test_a_price_adds_up_and_a_branch_costs_its_decay() -> None:
     plain = study(train={"eval_rows": None}, study={"tuning": grid})
     found = price(plain, 257, tuned=True, probe=probe_of(plain))
     # R = 1: 100 steps of 0.01 s and 2 s beside them; R = 4: of 0.04 s. Five seeds and three rates, two more at most.
-    assert found["core_hours"] == pytest.approx((3 + 6) * 8 / 3600)
-    assert found["core_hours_at_most"] == pytest.approx((3 + 6) * 10 / 3600)
+    assert found["hours"] == pytest.approx((3 + 6) * 8 / 3600)
+    assert found["hours_at_most"] == pytest.approx((3 + 6) * 10 / 3600)
+    assert found["unit"] == "core"
+    on_gpu = dataclasses.replace(probe_of(plain), device="NVIDIA H200")
+    assert price(plain, 257, tuned=True, probe=on_gpu)["unit"] == "GPU"
     assert (found["runs"], found["tuning_runs"], found["tuning_runs_at_most"]) == (10, 6, 10)
     # Five pairs at the default spread: noncentral t gives 1.68 standard deviations (test_paired).
     assert found["smallest_detectable_nats"] == pytest.approx(1.68 * found["sd_nats"], rel=0.01)
@@ -395,7 +399,7 @@ def test_a_price_adds_up_and_a_branch_costs_its_decay() -> None:
     wsd = study(train={"schedule": "wsd", "eval_rows": None}, study={"budgets": [50, 100]})
     cells = {(c["rounds"], c["budget"]): c for c in price(wsd, 257, tuned=False, probe=probe_of(wsd))["cells"]}
     assert cells[4, 50]["branch"]
-    assert cells[4, 50]["core_hours"] == pytest.approx(0.2 * (50 * 0.04 + 2) * 5 / 3600)
+    assert cells[4, 50]["hours"] == pytest.approx(0.2 * (50 * 0.04 + 2) * 5 / 3600)
 
 
 def test_a_price_from_an_earlier_study_says_so(tmp_path: Path) -> None:

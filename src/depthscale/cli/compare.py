@@ -49,12 +49,17 @@ def compare(
     from depthscale.studies.study import is_trained, read_study_file, run_study
     from depthscale.studies.study_document import cells_of_additions, planned_study, set_rates
     from depthscale.studies.tuning import tune as tune_rates
+    from depthscale.studies.unequal_tokens import unequal_planned_tokens
 
     if recipe is not None:
         from depthscale.cli.recipe_table import compare_recipe
 
-        if study is not None or preset is not None:
-            raise ConfigError("--recipe reads runs that are there; give it without a study file or --preset")
+        of_a_study = {
+            "a study file": study, "--preset": preset, "--out": out, "--tune": tune, "--workers": workers, "--add": add,
+            "--plan-only": plan_only, "--from-study": from_study,
+        }  # fmt: skip
+        if given := [name for name, value in of_a_study.items() if value]:
+            raise ConfigError(f"--recipe reads runs that are there; give it without {', '.join(given)}")
         compare_recipe(recipe, runs or Path("runs"), set_ or [])
         return
     if runs is not None:
@@ -81,6 +86,8 @@ def compare(
 
     vocab_size = prepare_data(file.data_config()).vocab_size
     num_workers = workers or default_workers()
+    for sentence in unequal_planned_tokens(file):
+        console.print(sentence, markup=False, soft_wrap=True)
     if plan_only:
         _print_price(file, vocab_size, tune, from_study, num_workers, console)
         return

@@ -24,6 +24,7 @@ def print_dry_run(
     from depthscale.budget.hardware import ACCELERATORS, ASSUMED_UTILIZATION, device_hours
     from depthscale.studies.recipe_paper import SOURCE, paper_size
     from depthscale.studies.recipe_resolution import resolution_sentences
+    from depthscale.studies.words import count
     from depthscale.training.dry_run import dry_run
 
     costs = [(name, config, dry_run(config, num_processes)) for name, config in runs]
@@ -40,11 +41,12 @@ def print_dry_run(
     )
     console.print(_table(costs, None if size is None else size.losses))
     devices = ", ".join(f"{device.name}: {device.peak_flops / 1e12:.0f} TFLOP/s" for device in ACCELERATORS.values())
-    hours = {name: sum(device_hours(c.training_flops, d) for _, _, c in costs) for name, d in ACCELERATORS.items()}
+    flops = sum(cost.training_flops for _, _, cost in costs)
+    num_seeds = 1 if study is None else len(study.study.seeds)
     notes = [
         f"GPU hours: FLOPs of training over {ASSUMED_UTILIZATION:.0%} of the bfloat16 peak ({devices}); the share is"
-        " assumed, not measured. FLOPs count attention at full T^2. All rows, one seed each: "
-        + ", ".join(f"{value:.4g} on {name}" for name, value in hours.items())
+        f" assumed, not measured. FLOPs count attention at full T^2. All rows, {count(num_seeds, 'seed')} each: "
+        + ", ".join(f"{num_seeds * device_hours(flops, d):.4g} on {name}" for name, d in ACCELERATORS.items())
         + "; divide by the GPUs for hours on the clock.",
         "GiB: weights, gradients and moments in float32 and activations at their peak, of one process. Allocator,"
         f" compiler and communication come on top: a run fits if this is below {USABLE_MEMORY:.0%} of the memory.",

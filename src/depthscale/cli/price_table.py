@@ -17,7 +17,7 @@ def print_price(price: Mapping[str, Any], workers: int) -> None:
     table = Table(title=f"{price['name']}: what it would cost", box=None, padding=(0, 1, 0, 0))
     table.add_column("arm", overflow="fold")
     for column in ("R", *(["budget"] if budgets else []), "steps", "tokens", "per\npar.", "runs", "tuning",
-                   "min\na run", "core-h"):  # fmt: skip
+                   "min\na run", f"{price['unit']}-h"):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
     for cell in price["cells"]:
         table.add_row(
@@ -30,15 +30,15 @@ def print_price(price: Mapping[str, Any], workers: int) -> None:
             str(cell["runs"]),
             _range(cell["tuning_runs"], cell["tuning_runs_at_most"]),
             f"{cell['seconds_per_run'] / 60:.1f}",
-            f"{cell['core_hours_at_most']:.2f}",
+            f"{cell['hours_at_most']:.2f}",
         )
     Console().print(table)
     runs = _range(price["runs"] + price["tuning_runs"], price["runs"] + price["tuning_runs_at_most"])
-    hours, most = price["core_hours"], price["core_hours_at_most"]
+    hours, most = price["hours"], price["hours_at_most"]
+    clock = _range(hours / workers, most / workers, 1)
     typer.echo(
-        f"{runs} runs, {_range(hours, most, 1)} core-hours, {_range(hours / workers, most / workers, 1)} hours with"
-        f" {workers} at a time; seconds from {price['seconds_from']}. The larger numbers extend every grid as far as"
-        " allowed."
+        f"{runs} runs, {_range(hours, most, 1)} {price['unit']}-hours, {clock} hours with {workers} at a time; seconds"
+        f" from {price['seconds_from']}. The larger numbers extend every grid as far as allowed."
     )
     seeds, sd = price["num_seeds"], price["sd_nats"]
     if price["smallest_detectable_nats"] is None:

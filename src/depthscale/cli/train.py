@@ -54,14 +54,17 @@ def train(
         if not resume:
             raise ConfigError("no configuration given; name a TOML file, or go on with --resume --run-dir DIR")
         config = run_dir / CONFIG_FILE
-    tables = read_toml(config)
+    tables, overrides = read_toml(config), set_ or []
+    if "study" in tables:
+        of_study = [override for override in overrides if override.lstrip().startswith("study.")]
+        tables, overrides = with_overrides(tables, of_study), [o for o in overrides if o not in of_study]
     study = _study(tables, str(config), {"arm": arm, "rounds": rounds, "seed": seed})
     if study is not None:
         if dry_run:
-            _print_costs(_cells(study, arm, rounds, seed, set_ or []), study, processes)
+            _print_costs(_cells(study, arm, rounds, seed, overrides), study, processes)
             return
         tables = _cell_tables(study, arm or study.study.baseline, rounds, seed)
-    tables = with_overrides(tables, set_ or [])
+    tables = with_overrides(tables, overrides)
     if from_ is not None:
         checkpoint = str(from_.resolve())
         merge(tables, {"start": {"checkpoint": checkpoint, "rescale": rescale}, "data": {"tokenizer": checkpoint}})

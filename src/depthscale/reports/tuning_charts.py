@@ -44,7 +44,7 @@ def tuning_charts(data: StudyData) -> list[Chart]:
     """Loss against learning rate, and against weight decay, for each R; empty where nothing was tuned."""
     cells = data.tuning["cells"] if data.tuning else []
     return [
-        _chart(data, [cell for cell in cells if cell["rounds"] == rounds], axis)
+        _chart(data, [cell for cell in cells if cell["rounds"] == rounds and cell.get(axis.points)], axis)
         for axis in _AXES
         for rounds in sorted({cell["rounds"] for cell in cells if cell.get(axis.points)})
     ]

@@ -9,6 +9,7 @@ from depthscale.runs.layout import RUNS, run_name
 from depthscale.studies.named_comparisons import broken_terms
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
 from depthscale.studies.study_runs import Study
+from depthscale.studies.unequal_tokens import unequal_tokens
 from depthscale.studies.words import count
 
 
@@ -65,19 +66,10 @@ def _empty_cells(study: Study) -> Iterable[str]:
 
 
 def _unequal_tokens(study: Study) -> Iterable[str]:
-    """Arms that the study itself gives another length are no surprise; any other that differs is."""
-    base = study.file.train.get("steps")
-    for budget in study.budgets:
-        budgets: dict[int, list[str]] = {}
-        for cell in study.cells:
-            arm = study.file.study.arm(cell.arm)
-            if cell.budget != budget or arm.match or arm.train.get("steps", base) != base:
-                continue
-            for tokens in {run.planned_tokens for run in cell.runs.values() if run.planned_tokens}:
-                budgets.setdefault(tokens, []).append(cell.label)
-        if len(budgets) > 1:
-            listed = "; ".join(f"{tokens:,}: {', '.join(cells)}" for tokens, cells in sorted(budgets.items()))
-            yield f"The runs were planned with different numbers of tokens ({listed})."
+    tokens = {
+        cell.key: {run.planned_tokens for run in cell.runs.values() if run.planned_tokens} for cell in study.cells
+    }
+    return unequal_tokens(study.file, lambda cell: tokens.get(cell, ()))
 
 
 def _few_pairs(pairs: Sequence[dict[str, Any]]) -> Iterable[str]:
@@ -135,9 +127,11 @@ def _mixed_versions(study: Study) -> Iterable[str]:
     for run in study.runs():
         for package, version in run.training["versions"].items():
             found.setdefault(package, set()).add(str(version))
+        if device := run.training.get("device"):
+            found.setdefault("device", set()).add(device)
     mixed = [f"{package} {' and '.join(sorted(seen))}" for package, seen in found.items() if len(seen) > 1]
     if mixed:
-        yield f"The runs were made with different versions: {'; '.join(mixed)}."
+        yield f"The runs were made with different versions or devices: {'; '.join(mixed)}."
 
 
 def _unplanned_runs(study: Study) -> Iterable[str]:

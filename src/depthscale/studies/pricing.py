@@ -1,4 +1,4 @@
-"""The price of a study before it starts: runs, core-hours, and the smallest difference it could show."""
+"""The price of a study before it starts: runs, hours of a core or a GPU, and the smallest difference it could show."""
 
 from __future__ import annotations
 
@@ -45,16 +45,20 @@ def price(
 
     Returns:
         ``cells`` (arm, rounds, budget, steps, tokens, parameters, tokens per parameter, FLOPs, runs, hours each and
-        all), ``runs``, ``core_hours`` without extensions of a grid and ``core_hours_at_most`` with all of them,
-        ``seconds_from``, ``smallest_detectable_nats``, ``sd_nats``, ``sd_from``.
+        all), ``runs``, ``hours`` without extensions of a grid and ``hours_at_most`` with all of them, each of one
+        ``unit`` (core or GPU), ``seconds_from``, ``smallest_detectable_nats``, ``sd_nats``, ``sd_from``.
 
     Raises:
         ResultError: neither a probe nor an earlier study is given, or the earlier one holds nothing to go by.
     """
-    if probe is None and earlier is None:
-        raise ResultError("a price needs seconds: measure them by a probe, or give an earlier study with --from-study")
     study, seeds = file.study, len(file.study.seeds)
-    rate = None if probe or earlier is None else _flops_per_second(earlier)
+    rate = 0.0
+    if probe is not None:
+        device = probe.device
+    elif earlier is not None:
+        rate, device = _flops_per_second(earlier)
+    else:
+        raise ResultError("a price needs seconds: measure them by a probe, or give an earlier study with --from-study")
     tuning = study.tuning if tuned else None
     tuning_budget = tuning and (tuning.budget or max(study.budgets, default=None))
     cells = []
@@ -69,7 +73,6 @@ def price(
             step = probe.seconds_per_step[CellKey(cell.arm, cell.rounds)]
             seconds = step * cost.steps * spent / cost.training_flops + probe.overhead_seconds
         else:
-            assert rate is not None
             seconds = spent / rate
         tuning_runs = tuning_extra = 0
         if tuning and cell.budget == tuning_budget:
@@ -89,8 +92,8 @@ def price(
                 "tuning_runs": tuning_runs,
                 "tuning_runs_at_most": tuning_runs + tuning_extra,
                 "seconds_per_run": seconds,
-                "core_hours": seconds * (share * seeds + tuning_runs) / 3600,
-                "core_hours_at_most": seconds * (share * seeds + tuning_runs + tuning_extra) / 3600,
+                "hours": seconds * (share * seeds + tuning_runs) / 3600,
+                "hours_at_most": seconds * (share * seeds + tuning_runs + tuning_extra) / 3600,
             }
         )
     sd, sd_source = (DEFAULT_SD_NATS, DEFAULT_SD_SOURCE) if earlier is None else _spread(earlier)
@@ -101,8 +104,9 @@ def price(
         "runs": sum(cell["runs"] for cell in cells),
         "tuning_runs": sum(cell["tuning_runs"] for cell in cells),
         "tuning_runs_at_most": sum(cell["tuning_runs_at_most"] for cell in cells),
-        "core_hours": sum(cell["core_hours"] for cell in cells),
-        "core_hours_at_most": sum(cell["core_hours_at_most"] for cell in cells),
+        "hours": sum(cell["hours"] for cell in cells),
+        "hours_at_most": sum(cell["hours_at_most"] for cell in cells),
+        "unit": "core" if device == "cpu" else "GPU",
         "seconds_from": (
             f"a probe of every cell, {probe.workers} at a time"
             if probe
@@ -116,16 +120,17 @@ def price(
     }
 
 
-def _flops_per_second(earlier: Path) -> float:
-    """The median over an earlier study's runs."""
-    rates = [
-        run.training["budget"]["training_flops"] / run.training["wall_seconds"]
+def _flops_per_second(earlier: Path) -> tuple[float, str]:
+    """The median over an earlier study's runs, and the device of the first of them."""
+    timed = [
+        run.training
         for run in read_study(earlier).runs()
         if run.training["wall_seconds"] and run.training["budget"]["training_flops"]
     ]
-    if not rates:
+    if not timed:
         raise ResultError(f"no run of {earlier} took time and FLOPs to go by; price the study by a probe")
-    return statistics.median(rates)
+    rates = [training["budget"]["training_flops"] / training["wall_seconds"] for training in timed]
+    return statistics.median(rates), timed[0].get("device") or "cpu"
 
 
 def _spread(earlier: Path) -> tuple[float, str]:

@@ -85,6 +85,10 @@ def recipe_table(file: StudyFile, runs: Path) -> dict[str, Any]:
     }
     num_other = 0
     for directory in found:
+        if not (directory / CONFIG_FILE).exists():
+            # Another trainer's run, which does not say what it trained.
+            num_other += 1
+            continue
         config = validate(RunConfig, read_toml(directory / CONFIG_FILE), str(directory / CONFIG_FILE))
         key = next((cell for cell in cells if _is_cell(config, _recipe_config(file, cell))), None)
         if key is None:

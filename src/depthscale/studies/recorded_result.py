@@ -148,4 +148,5 @@ def recorded_result(config: RunConfig, facts: Facts, course: Course, budget: Map
         "resumed": course.resumed,
         "precision": train.precision,
         "num_threads": None,
+        "device": None,
     }

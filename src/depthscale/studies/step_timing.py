@@ -14,6 +14,7 @@ from depthscale.errors import ResultError
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.layout import METRICS_FILE
 from depthscale.runs.metrics import read_metrics
+from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.engine import run_jobs
 from depthscale.studies.study import training_job
@@ -33,11 +34,13 @@ class StepTimes:
             does, by cell without its budget.
         overhead_seconds: of one run beside its steps: starting, reading the data, the last evaluations, saving.
         workers: how many ran at a time.
+        device: what each ran on, ``cpu`` or a GPU's name.
     """
 
     seconds_per_step: dict[CellKey, float]
     overhead_seconds: float
     workers: int
+    device: str = "cpu"
 
 
 def time_steps(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Console) -> StepTimes:
@@ -59,6 +62,7 @@ def time_steps(file: StudyFile, cells: Sequence[CellKey], workers: int, console:
         wall = time.monotonic() - start
         if failed:
             raise ResultError(f"a probe of {len(jobs)} cells failed with: {failed[0].reason}")
+        devices = [read_result(job.directory, "training")["device"] for job in jobs if job.done]
         trained = [
             [r["seconds"] for r in read_metrics(job.directory / METRICS_FILE) if r["kind"] == "train"] for job in jobs
         ]
@@ -74,4 +78,4 @@ def time_steps(file: StudyFile, cells: Sequence[CellKey], workers: int, console:
     }
     busy = min(workers, len(jobs))
     overhead = max(0.0, busy * wall - sum(times[-1] for times in trained)) / len(jobs)
-    return StepTimes(seconds, overhead, workers)
+    return StepTimes(seconds, overhead, workers, devices[0])

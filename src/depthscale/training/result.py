@@ -104,6 +104,7 @@ def training_result(
         "resumed": sum(record["kind"] == "resumed" for record in records),
         "precision": config.train.precision,
         "num_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
 
 
@@ -122,5 +123,8 @@ def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
 
 
 def _peak_memory_bytes() -> int:
+    """Of the GPU that the run trained on, else of its process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
