@@ -96,7 +96,7 @@ def test_a_recipe_trains_as_it_is_set_in_bfloat16_and_compiled(
         assert (
             train(monkeypatch, repository, path, directory, "--arm", "deeploop", "--rounds", rounds, more=smaller) == 0
         )
-        losses[name] = [record["loss"] for record in _train_records(directory)]
+        losses[name] = [record["loss_nats"] for record in _train_records(directory)]
     assert len(losses["plain"]) == 3
     assert losses["as-set"] == pytest.approx(losses["plain"], rel=2e-2)
 

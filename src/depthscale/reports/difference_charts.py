@@ -11,7 +11,10 @@ from matplotlib.ticker import MaxNLocator
 from depthscale.reports.charts import BAND, GRID, INK, Chart, drawing_settings, legend_below, new_axes, render, style_of
 from depthscale.reports.study_data import StudyData
 from depthscale.studies.named_comparisons import TERMS
-from depthscale.studies.words import decimal
+from depthscale.studies.words import at_budget, decimal
+
+#: Letters of a row's name that leave the axes enough width beside it.
+_LONGEST_BESIDE = 30
 
 
 def final_loss_chart(data: StudyData, trained_only: bool = False) -> Chart:
@@ -118,9 +121,15 @@ def named_chart(data: StudyData) -> Chart | None:
         "difference-named",
         "On equal terms",
         named,
-        [f"{TERMS[entry['question']]}: {_cell_name(entry['a'])}\nagainst {_cell_name(entry['b'])}" for entry in named],
+        [_named_label(entry) for entry in named],
         "The first side minus the second, on the same seeds and token order, each run at the end of its own schedule.",
     )
+
+
+def _named_label(entry: Mapping[str, Any]) -> str:
+    a, b = entry["a"], entry["b"]
+    terms = f"{TERMS[entry['question']]}{at_budget(a.get('budget'))}"
+    return f"{terms}: {a['arm']}, R = {a['rounds']}, against {b['arm']}, R = {b['rounds']}"
 
 
 def _cell_name(names: Mapping[str, Any]) -> str:
@@ -145,7 +154,9 @@ def _forest(
         return None
     rows: list[tuple[object, ...]] = []
     with drawing_settings():
-        figure, axes = new_axes(height=1.25 + 0.36 * len(items))
+        # Long names stand above their rows, where they take no width from the axes.
+        above = max(map(len, labels)) > _LONGEST_BESIDE
+        figure, axes = new_axes(height=1.25 + (0.5 if above else 0.36) * len(items))
         if margin is not None:
             axes.axvspan(-margin, margin, color=BAND, linewidth=0)
             for edge in (-margin, margin):
@@ -154,7 +165,7 @@ def _forest(
             color = style_of(data.arms.index(item["a"]["arm"]))["color"]
             detectable = item.get("smallest_detectable")
             if detectable is not None:
-                axes.barh(row, 2 * detectable, left=-detectable, height=0.62, color=BAND, linewidth=0)
+                axes.barh(row, 2 * detectable, left=-detectable, height=0.4 if above else 0.62, color=BAND, linewidth=0)
             differences = item.get("differences", [])
             axes.plot(differences, [row] * len(differences), "|", color=color, markersize=9, alpha=0.55)
             interval = item["interval"]
@@ -164,8 +175,11 @@ def _forest(
             found = interval or {"mean": None, "low": None, "high": None, "confidence": None, "num_pairs": 0}
             rows.append((label, *found.values(), detectable if margin is None else margin, item["verdict"]))
         axes.axvline(0, color=INK, linewidth=0.9)
-        axes.set_yticks(range(len(items)), labels)
-        axes.set_ylim(len(items) - 0.5, -0.5)
+        axes.set_yticks(range(len(items)), [""] * len(items) if above else labels)
+        axes.set_ylim(len(items) - 0.5, -0.75 if above else -0.5)
+        if above:
+            for row, label in enumerate(labels):
+                axes.text(0.0, row - 0.36, label, transform=axes.get_yaxis_transform(), va="bottom", fontsize=7.2)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         # From the right end leftwards: below long names of rows the axes are narrower than the words.

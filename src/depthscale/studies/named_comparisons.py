@@ -56,8 +56,8 @@ def named_comparisons(study: Study, again: Sequence[Mapping[str, Any]]) -> list[
     """
     return [
         _named(study, comparison, budget, again)
-        for budget in study.budgets
         for comparison in study.file.study.comparisons
+        for budget in study.budgets
     ]
 
 
@@ -69,7 +69,8 @@ def _named(
     spent = {name: (_spent(a, name), _spent(b, name)) for name in ("parameters", "tokens", "training FLOPs", "seconds")}
     broken = [name for name in _HELD[comparison.terms] if _apart(spent[name], _TOLERANCE[name])]
     basis = "; ".join(f"{name} {words.ratio_words(*both)}" for name, pair in spent.items() if (both := _known(pair)))
-    subject = f"{TERMS[comparison.terms]}, {a.label} against {b.label}"
+    terms_here = f"{TERMS[comparison.terms]}{words.at_budget(budget)}"
+    subject = f"{terms_here}, {a.arm} at R = {a.rounds} against {b.arm} at R = {b.rounds}"
     terms, beyond = basis or "nothing known of either side", found_in_nothing(again, [a, b])
     pair = paired_difference(study, comparison.terms, subject, a, b, terms, beyond)
     added = _addition(study, comparison, [a, b])
