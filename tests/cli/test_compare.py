@@ -209,7 +209,8 @@ def test_the_price_keeps_the_names_of_arms_whole_on_80_columns(
             "tokens_per_parameter": 1265.6, "runs": 5, "tuning_runs": 3, "tuning_runs_at_most": 4,
             "seconds_per_run": 7_500.0, "hours_at_most": 16.67}  # fmt: skip
     price = {"name": "wide", "cells": [cell], "runs": 5, "tuning_runs": 3, "tuning_runs_at_most": 4,
-             "unit": "core", "hours": 16.0, "hours_at_most": 18.0, "seconds_from": "a probe", "num_seeds": 5,
+             "unit": "core", "processes_per_unit": 1.0,
+             "hours": 16.0, "hours_at_most": 18.0, "seconds_from": "a probe", "num_seeds": 5,
              "sd_nats": 0.05, "sd_from": "a guess", "smallest_detectable_nats": 0.09, "enough_pairs": True}  # fmt: skip
     print_price(price, workers=2)
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "deeploop_sandwich" in line]

@@ -136,6 +136,9 @@ def test_more_seeds_cost_more_and_may_resolve_the_papers_gains(
         hours[int(found[0])] = float(found[1])
     assert hours[5] == pytest.approx(5 * hours[1], rel=1e-3)
     assert "5 seeds resolve the paper's 0.0160 to 0.0231 nats" in said
+    settings = ("--set", "study.seeds=[1,2,3,4,5]", "--seed", "7")
+    assert run(monkeypatch, "train", path, "--dry-run", *settings) == 0
+    assert "All rows, 1 seed each" in " ".join(capsys.readouterr().out.split()), "one seed was asked for"
 
 
 def test_one_cell_and_a_plain_run_can_be_sized_too(

@@ -190,14 +190,15 @@ def test_an_empty_cell_and_what_was_added_later_are_said(tmp_path: Path) -> None
     late, others = named(comparison, "equal_tokens"), named(comparison, "equal_flops")
     assert "no seed has a run on both sides" in late["words"]
     assert late["words"].endswith("Added on 2026-09-01, when 25 runs had a result.")
-    assert late["added"] == {"time": later["time"], "results_before": 25}
-    assert others["added"] is None
+    assert late["added"] == {"time": later["time"], "results_before": 25, "pairs": None}
+    assert others["added"]["pairs"] == 1
+    assert others["words"].endswith("1 of 5 pairs added on 2026-09-01, when 25 runs had a result.")
     marked = next(cell for cell in comparison["cells"] if cell["arm"] == "deeploop")
     assert [run["added_later"] for run in marked["runs"]] == [False, False, False, False, True]
     text = build_report(directory).read_text(encoding="utf-8")
     assert "4, added later" in text
     assert "written down before the first run, but for those" in " ".join(text.split())
-    assert text.count("added 2026-09-01</span>") == 1
+    assert text.count("added 2026-09-01</span>") == 4
     assert "added later</span>" in text
 
 
@@ -214,7 +215,7 @@ def test_a_side_of_fresh_text_against_one_that_repeats_is_said(tmp_path: Path) -
     seen = {cell["arm"]: cell["data_seen"] for cell in comparison["cells"] if cell["rounds"] == 4}
     assert (seen["deeploop"], seen["stacked"]) == ("fresh", "repeated")
     entry = named(comparison, "equal_tokens")
-    assert entry["words"].endswith("The first side saw fresh text (0.25 epochs), the second repeated (1.4).")
+    assert entry["words"].endswith("The first side saw fresh text (0.25 epochs), the second repeated (1.37).")
     assert "fresh" not in named(comparison, "same_parameters")["words"]
 
 
@@ -255,3 +256,88 @@ def test_the_page_shows_the_terms_first(study: Path, comparison: dict[str, Any])
     for name in ("difference-named", "loss-flops"):
         assert (study / "figures" / f"{name}.csv").exists()
         assert (study / "figures" / f"{name}.svg").exists()
+
+
+def test_runs_that_never_trained_are_not_called_equal(tmp_path: Path) -> None:
+    """Ten runs at ln V differ by nothing, and that says nothing of the arms."""
+    lost = {(arm, 4, seed): "diverged" for arm in ("pre", "deeploop") for seed in SEEDS}
+    losses = {cell: loss for cell, loss in LOSSES.items() if cell[0] != "pre_again"}
+    comparison = compare_runs(write(tmp_path, losses=losses, outcomes=lost))
+    rule = next(pair for pair in comparison["pairs"] if (pair["question"], pair["a"]["arm"]) == ("rule", "deeploop"))
+    assert set(rule["differences"]) == {0.0}
+    assert rule["verdict"] == rule["equivalence"]["verdict"] == "not_decided"
+    assert "equal within the margin, but the runs that trained do not show it" in rule["words"]
+
+
+def test_an_arm_that_differs_from_itself_from_four_pairs_is_a_caution(tmp_path: Path) -> None:
+    losses = LOSSES | {("pre_again", 4): 2.83, ("stacked", 4): 2.901}
+    directory = write(tmp_path, losses=losses, outcomes={("pre_again", 4, 0): "missing"})
+    comparison = compare_runs(directory)
+    (again,) = comparison["again"]
+    assert (again["verdict"], again["differs"]) == ("not_decided", True)
+    assert any("differ by 0.15" in warning for warning in comparison["warnings"])
+    # deeploop is .08 below pre, less than pre differs from itself by; nor is it called equal to stacked.
+    rule = next(pair for pair in comparison["pairs"] if (pair["question"], pair["a"]["arm"]) == ("rule", "deeploop"))
+    assert rule["within_again"]
+    entry = named(comparison, "equal_tokens")
+    assert entry["verdict"] == entry["equivalence"]["verdict"] == "not_decided"
+    assert "equal within the margin, but the same arm differs from itself by 0.15" in entry["words"]
+    assert "a difference where there is none" in build_report(directory).read_text(encoding="utf-8")
+
+
+def test_a_small_difference_from_itself_leaves_a_larger_margin_of_equality(tmp_path: Path) -> None:
+    losses = LOSSES | {("pre_again", 4): 2.984, ("deeploop", 4): 2.981}
+    comparison = compare_runs(write(tmp_path, losses=losses, spread=0.0005))
+    (again,) = comparison["again"]
+    assert again["differs"]
+    assert again["equivalence"]["verdict"] == "equivalent"
+    rule = next(pair for pair in comparison["pairs"] if (pair["question"], pair["a"]["arm"]) == ("rule", "deeploop"))
+    assert rule["verdict"] == "equivalent"
+
+
+def test_pairs_and_comparisons_that_came_later_are_counted(tmp_path: Path) -> None:
+    """Additions as the first version recorded them: two seeds, then one comparison, by number alone."""
+    later = {"time": "2026-09-01T00:00:00+00:00", "results_before": 18, "seeds": [3, 4], "cells": [], "comparisons": 0}
+    last = {**later, "time": "2026-09-02T00:00:00+00:00", "results_before": 30, "seeds": [], "comparisons": 1}
+    comparison = compare_runs(write(tmp_path, document={"later_additions": [later, last]}))
+    first = named(comparison, "same_parameters")
+    assert first["words"].endswith("2 of 5 pairs added on 2026-09-01, when 18 runs had a result.")
+    assert first["added"]["pairs"] == 2
+    added = named(comparison, "equal_time")
+    assert added["words"].endswith("Added on 2026-09-02, when 30 runs had a result.")
+    assert added["added"]["pairs"] is None
+    assert any(warning.endswith("when 30 runs had a result: 1 comparison.") for warning in comparison["warnings"])
+
+
+def test_a_cell_that_came_later_marks_its_comparisons(tmp_path: Path) -> None:
+    later = {"time": "2026-09-01T00:00:00+00:00", "results_before": 25, "cells": [["pre_wider", 1, None]]}
+    final = {
+        ("pre_wider", 1, seed): {
+            "final": {"tuning": {"loss_nats": 2.5}, "report": {"loss_nats": 2.99, "bits_per_byte": 1.4}}
+        }
+        for seed in SEEDS
+    }
+    comparison = compare_runs(write(tmp_path, training=final, document={"later_additions": [later]}))
+    assert named(comparison, "equal_flops")["added"]["results_before"] == 25
+    assert named(comparison, "equal_tokens")["added"] is None
+
+
+def test_budgets_of_one_comparison_stand_together(tmp_path: Path) -> None:
+    directory = write(tmp_path, study={"comparisons": COMPARISONS[:2], "budgets": [300, 600]})
+    document = json.loads((directory / "study.json").read_text())
+    document["cells"] = [{**cell, "budget": budget} for cell in document["cells"] for budget in (300, 600)]
+    (directory / "study.json").write_text(json.dumps(document))
+    for run in list((directory / "runs").iterdir()):
+        cell, seed = run.name.rsplit("-", 1)
+        shutil.copytree(run, run.with_name(f"{cell}-t300-{seed}"))
+        run.rename(run.with_name(f"{cell}-t600-{seed}"))
+    found = [(entry["question"], entry["a"]["budget"]) for entry in compare_runs(directory)["named"]]
+    assert found == [(terms, b) for terms in ("same_parameters", "equal_tokens") for b in (300, 600)]
+
+
+def test_counts_that_differ_by_little_are_printed_whole(tmp_path: Path) -> None:
+    few = {("stacked", 4, seed): {"step": STEPS, "tokens": STEPS * TOKENS_PER_STEP - 1} for seed in SEEDS}
+    entry = named(compare_runs(write(tmp_path, training=few)), "equal_tokens")
+    assert entry["broken"] == ["tokens"]
+    assert "The terms were not kept: 1,228,800 against 1,228,799 tokens." in entry["words"]
+    assert "tokens equal" not in entry["basis"]

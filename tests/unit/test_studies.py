@@ -148,13 +148,20 @@ def test_small_tokens_reaches_20_and_100_tokens_per_parameter() -> None:
     assert ratios[-1] >= 100
 
 
-class _EndedAtOnce:
-    """A process that has ended by the time one looks."""
+class _Pretended:
+    """A process that is looked at ``looks`` times before it has ended."""
 
     exitcode = 1
 
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def start(self) -> None:
+        pass
+
     def is_alive(self) -> bool:
-        return False
+        self.looks -= 1
+        return self.looks >= 0
 
     def join(self) -> None:
         pass
@@ -192,27 +199,40 @@ def test_gpus_are_those_that_torch_may_use(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "expected"), [((), [None, None]), (("0",), ["0", "0"]), (("GPU-a", "GPU-b"), ["GPU-a", "GPU-b"])]
+    ("gpus", "workers", "looks", "expected"),
+    [
+        ((), 2, [0, 0, 0], [None, None, None]),
+        (("0",), 2, [0, 0, 0], ["0", "0", "0"]),
+        # The job on a goes on while that on b ends: the third takes b.
+        (("a", "b"), 2, [9, 0, 0], ["a", "b", "b"]),
+        (("a", "b"), 2, [0, 9, 0], ["a", "b", "a"]),
+        # Three at a time: the fourth goes where one job runs less.
+        (("a", "b"), 3, [9, 0, 9, 0], ["a", "b", "a", "b"]),
+    ],
 )
-def test_each_running_job_sees_one_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], expected: list[str | None]
+def test_a_job_runs_on_the_gpu_with_the_fewest_jobs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[str, ...],
+    workers: int,
+    looks: list[int],
+    expected: list[str | None],
 ) -> None:
     monkeypatch.setattr(engine, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(engine.time, "sleep", lambda _seconds: None)
     given: list[str | None] = []
 
     class Context:
         def set_forkserver_preload(self, _modules: list[str]) -> None:
             pass
 
-        def Process(self, target: object, args: tuple[object, object, str | None]) -> _EndedAtOnce:
-            process = _EndedAtOnce()
-            process.start = lambda: given.append(args[2])  # type: ignore[attr-defined]
-            return process
+        def Process(self, target: object, args: tuple[object, object, str | None]) -> _Pretended:
+            given.append(args[2])
+            return _Pretended(looks[len(given) - 1])
 
     monkeypatch.setattr("multiprocessing.get_context", lambda _method: Context())
-    run_jobs([failing_job(tmp_path / name) for name in "abc"], workers=2, console=QUIET, title="test")
-    assert given[:2] == expected
-    assert given[2] == expected[0], "the first slot is free again"
+    run_jobs([failing_job(tmp_path / str(index)) for index in range(len(looks))], workers, QUIET, "test")
+    assert given == expected
 
 
 def test_a_worker_sees_the_gpu_it_was_given(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from depthscale.runs.results import read_result, write_result
 from depthscale.runs.study_config import CellRate, StudyFile
 from depthscale.studies import step_timing, tuning
 from depthscale.studies.budgets import longest_first, planned_run
-from depthscale.studies.comparison import write_comparison
+from depthscale.studies.comparison import compare_runs, write_comparison
 from depthscale.studies.engine import Job
 from depthscale.studies.matched_steps import with_matched_steps
 from depthscale.studies.pricing import DEFAULT_SD_NATS, price
@@ -34,13 +34,14 @@ from depthscale.studies.step_timing import StepTimes
 from depthscale.studies.study import training_job
 from depthscale.studies.study_document import (
     add_to_study,
-    cells_of_additions,
+    cells_tuned_apart,
     planned_study,
     set_rates,
     with_what_is_settled,
     write_study,
 )
 from depthscale.studies.study_runs import read_study
+from depthscale.studies.unequal_tokens import unequal_planned_tokens
 
 QUIET = Console(quiet=True)
 
@@ -215,10 +216,13 @@ def test_weight_decay_is_chosen_at_the_best_rate(tmp_path: Path, monkeypatch: py
     assert (cell["at_edge"], cell["weight_decay_at_edge"]) == (False, True)
 
 
-@pytest.mark.parametrize(("decays", "said"), [([0.1], "leaves nothing to choose"), ([0.1, 0.1], "repeat; name each")])
-def test_weight_decays_are_a_choice(decays: list[float], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        study(study={"tuning": {"seeds": [9], "grid": [1e-3, 2e-3], "weight_decays": decays}})
+def test_weight_decays_are_a_choice(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="repeat; name each"):
+        study(study={"tuning": {"seeds": [9], "grid": [1e-3, 2e-3], "weight_decays": [0.1, 0.1]}})
+    # Said when it is tuned, so that a study of an earlier version can still be read.
+    asked = study(study={"tuning": {"seeds": [9], "grid": [1e-3, 2e-3], "weight_decays": [0.1]}})
+    with pytest.raises(ConfigError, match="leaves nothing to choose"):
+        tuning.tune(tmp_path, asked, 1, QUIET)
 
 
 def test_the_chosen_rate_and_decay_are_those_of_the_runs(tmp_path: Path) -> None:
@@ -237,16 +241,20 @@ def test_cells_that_were_added_later_are_tuned_among_themselves(
 
     def loss(arm: str, lr: float, _: float) -> float:
         # Between 2e-3 and 4e-3 there is a better rate, which an extension would have tried.
-        return 3 + distance({"pre": 2.6e-3, "post": 3e-2}[arm], lr)
+        return 3 + distance({"pre": 2.6e-3, "post": 3e-2, "third": 2.6e-3}[arm], lr)
 
     options: dict[str, Any] = {"rounds": [1], "tuning": {"seeds": [9], "grid": [1e-3, 2e-3, 4e-3]}}
     arms = [{"name": "pre"}, {"name": "post"}]
+    third = [*arms, {"name": "third"}]
     before = tuned(tmp_path, study(study=options), monkeypatch, loss)
     after = tuned(tmp_path, study(study={**options, "arms": arms}), monkeypatch, loss, later=[{("post", 1)}])
     assert after["cells"][0] == before["cells"][0]
     assert after["cells"][1]["num_runs"] > before["cells"][0]["num_runs"]
     together = tuned(tmp_path / "together", study(study={**options, "arms": arms}), monkeypatch, loss)
     assert together["cells"][0]["best_lr"] != before["cells"][0]["best_lr"]
+    twice = tuned(tmp_path, study(study={**options, "arms": third}), monkeypatch, loss, [{("post", 1)}, {("third", 1)}])
+    assert twice["cells"][:2] == after["cells"]
+    assert twice["cells"][2]["best_lr"] == before["cells"][0]["best_lr"]
 
 
 def test_a_rate_at_which_a_run_diverges_is_never_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,10 +280,20 @@ def test_a_study_grows_by_what_is_recorded_and_by_nothing_else(tmp_path: Path) -
     (addition,) = document["later_additions"]
     assert addition["seeds"] == [6]
     assert addition["cells"] == [["post", 1, None], ["post", 4, None]]
-    assert cells_of_additions(tmp_path) == [{("post", 1), ("post", 4)}]
+    assert cells_tuned_apart(tmp_path) == [{("post", 1), ("post", 4)}]
     found = planned_study(tmp_path, after)
     assert found is not None
     assert found[0] == after
+    # The same --add after an interruption adds nothing and goes on.
+    assert add_to_study(tmp_path, after, after) == document
+    grown = study(study={"seeds": [1, 2, 3, 4, 5, 6], "arms": [{"name": "pre"}, {"name": "post"}, {"name": "third"}]})
+    add_to_study(tmp_path, grown, grown)
+    assert cells_tuned_apart(tmp_path) == [{("post", 1), ("post", 4)}, {("third", 1), ("third", 4)}]
+    document = json.loads((tmp_path / "study.json").read_text())
+    # The first version tuned additions with all other cells.
+    document["later_additions"] = [{**a, "tuned_apart": False} for a in document["later_additions"]]
+    (tmp_path / "study.json").write_text(json.dumps(document))
+    assert cells_tuned_apart(tmp_path) == []
 
 
 def test_a_comparison_that_is_added_is_recorded_whole(tmp_path: Path) -> None:
@@ -323,6 +341,27 @@ def test_what_is_added_keeps_the_rates_that_were_chosen(tmp_path: Path) -> None:
         ("post", 1): (0.001, "base configuration"),
         ("post", 4): (0.001, "base configuration"),
     }
+
+
+def test_rates_that_are_chosen_again_keep_their_date(tmp_path: Path) -> None:
+    file = study()
+    write_study(tmp_path, file)
+    set_rates(tmp_path, file, RATES)
+    path = tmp_path / "study.json"
+    document = json.loads(path.read_text()) | {"rates_chosen": "2026-01-01T00:00:00+00:00"}
+    for rate in document["config"]["study"]["rates"]:
+        del rate["weight_decay_at_edge"]  # as an earlier version wrote it
+    path.write_text(json.dumps(document))
+    set_rates(tmp_path, file, RATES)
+    assert json.loads(path.read_text()) == document
+
+
+def test_words_on_where_rates_came_from_make_no_other_study(tmp_path: Path) -> None:
+    rate = {"arm": "pre", "rounds": 1, "lr": 1e-3, "source": "docs, seeds 101 and 102"}
+    write_study(tmp_path, study(study={"rates": [rate]}))
+    assert planned_study(tmp_path, study(study={"rates": [{**rate, "source": "docs, 4 rates"}]})) is not None
+    with pytest.raises(ResultError, match="another study"):
+        planned_study(tmp_path, study(study={"rates": [{**rate, "lr": 2e-3}]}))
 
 
 def test_rates_are_not_changed_under_runs_that_were_begun(tmp_path: Path) -> None:
@@ -389,8 +428,11 @@ def test_a_price_adds_up_and_a_branch_costs_its_decay() -> None:
     assert found["hours"] == pytest.approx((3 + 6) * 8 / 3600)
     assert found["hours_at_most"] == pytest.approx((3 + 6) * 10 / 3600)
     assert found["unit"] == "core"
-    on_gpu = dataclasses.replace(probe_of(plain), device="NVIDIA H200")
-    assert price(plain, 257, tuned=True, probe=on_gpu)["unit"] == "GPU"
+    # Two jobs that share one GPU each have half of it.
+    on_gpu = dataclasses.replace(probe_of(plain), device="NVIDIA H200", share=0.5)
+    shared = price(plain, 257, tuned=True, probe=on_gpu)
+    assert (shared["unit"], shared["processes_per_unit"]) == ("GPU", 2)
+    assert shared["hours"] == pytest.approx(found["hours"] / 2)
     assert (found["runs"], found["tuning_runs"], found["tuning_runs_at_most"]) == (10, 6, 10)
     # Five pairs at the default spread: noncentral t gives 1.68 standard deviations (test_paired).
     assert found["smallest_detectable_nats"] == pytest.approx(1.68 * found["sd_nats"], rel=0.01)
@@ -419,3 +461,27 @@ def test_the_demonstrations_spread_is_the_one_that_is_stated() -> None:
     assert statistics.median(statistics.stdev(p["differences"]) for p in pairs) == pytest.approx(
         DEFAULT_SD_NATS, abs=1e-4
     )
+
+
+def test_only_arms_without_a_length_of_their_own_must_agree_in_tokens() -> None:
+    wide = {"name": "wide", "train": {"batch_rows": 8}}
+    own = {"name": "own", "train": {"steps": 50}}
+    file, _ = with_matched_steps(study(study={"arms": [{"name": "pre"}, LONGER, own]}), 257)
+    assert unequal_planned_tokens(file) == []
+    (sentence,) = unequal_planned_tokens(study(study={"arms": [{"name": "pre"}, wide], "rounds": [4]}))
+    assert sentence.endswith("(25,600: pre at R = 4; 51,200: wide at R = 4).")
+
+
+def test_a_weight_decay_at_its_edge_is_said(tmp_path: Path) -> None:
+    rate = {"arm": "pre", "rounds": 4, "lr": 1e-3, "source": "tuning", "weight_decay_at_edge": True}
+    comparison = compare_runs(write_synthetic_study(tmp_path, study={"rates": [rate]}))
+    (said,) = [warning for warning in comparison["warnings"] if "edge of its grid" in warning]
+    assert said.startswith("The best weight decay lies at the edge")
+    assert said.endswith("may exist: pre at R = 4.")
+
+
+def test_an_earlier_study_on_several_devices_prices_nothing(tmp_path: Path) -> None:
+    directory = write_synthetic_study(tmp_path, training={("pre", 4, 1): {"device": "NVIDIA H200"}})
+    write_comparison(directory)
+    with pytest.raises(ResultError, match="were made on NVIDIA H200, cpu; price the study by a probe"):
+        price(study(), 257, tuned=False, earlier=directory)

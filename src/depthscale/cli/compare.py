@@ -47,7 +47,7 @@ def compare(
     from depthscale.errors import ConfigError, ResultError
     from depthscale.studies.gpus import default_workers
     from depthscale.studies.study import is_trained, read_study_file, run_study
-    from depthscale.studies.study_document import cells_of_additions, planned_study, set_rates
+    from depthscale.studies.study_document import cells_tuned_apart, planned_study, set_rates
     from depthscale.studies.tuning import tune as tune_rates
     from depthscale.studies.unequal_tokens import unequal_planned_tokens
 
@@ -93,7 +93,7 @@ def compare(
         return
     file = _planned(directory, file, vocab_size, num_workers, console, add)
     if tune:
-        rates = tune_rates(directory, file, num_workers, console, cells_of_additions(directory))
+        rates = tune_rates(directory, file, num_workers, console, cells_tuned_apart(directory))
         _print_rates(directory, console)
         file = set_rates(directory, file, rates)
     failed = run_study(directory, file, num_workers, console)

@@ -18,9 +18,17 @@ USABLE_MEMORY = 0.9
 
 
 def print_dry_run(
-    console: Console, runs: Sequence[tuple[str, RunConfig]], study: StudyFile | None, num_processes: int
+    console: Console,
+    runs: Sequence[tuple[str, RunConfig]],
+    study: StudyFile | None,
+    num_processes: int,
+    num_seeds: int = 1,
 ) -> None:
-    """Cost of every run, beside the paper where it has such a run, and what the study could resolve."""
+    """Cost of every run, beside the paper where it has such a run, and what the study could resolve.
+
+    Args:
+        num_seeds: how often each run would be made.
+    """
     from depthscale.budget.hardware import ACCELERATORS, ASSUMED_UTILIZATION, device_hours
     from depthscale.studies.recipe_paper import SOURCE, paper_size
     from depthscale.studies.recipe_resolution import resolution_sentences
@@ -42,7 +50,6 @@ def print_dry_run(
     console.print(_table(costs, None if size is None else size.losses))
     devices = ", ".join(f"{device.name}: {device.peak_flops / 1e12:.0f} TFLOP/s" for device in ACCELERATORS.values())
     flops = sum(cost.training_flops for _, _, cost in costs)
-    num_seeds = 1 if study is None else len(study.study.seeds)
     notes = [
         f"GPU hours: FLOPs of training over {ASSUMED_UTILIZATION:.0%} of the bfloat16 peak ({devices}); the share is"
         f" assumed, not measured. FLOPs count attention at full T^2. All rows, {count(num_seeds, 'seed')} each: "

@@ -35,7 +35,8 @@ def print_price(price: Mapping[str, Any], workers: int) -> None:
     Console().print(table)
     runs = _range(price["runs"] + price["tuning_runs"], price["runs"] + price["tuning_runs_at_most"])
     hours, most = price["hours"], price["hours_at_most"]
-    clock = _range(hours / workers, most / workers, 1)
+    at_a_time = workers / price["processes_per_unit"]
+    clock = _range(hours / at_a_time, most / at_a_time, 1)
     typer.echo(
         f"{runs} runs, {_range(hours, most, 1)} {price['unit']}-hours, {clock} hours with {workers} at a time; seconds"
         f" from {price['seconds_from']}. The larger numbers extend every grid as far as allowed."

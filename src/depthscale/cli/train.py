@@ -61,7 +61,8 @@ def train(
     study = _study(tables, str(config), {"arm": arm, "rounds": rounds, "seed": seed})
     if study is not None:
         if dry_run:
-            _print_costs(_cells(study, arm, rounds, seed, overrides), study, processes)
+            num_seeds = 1 if seed is not None else len(study.study.seeds)
+            _print_costs(_cells(study, arm, rounds, seed, overrides), study, processes, num_seeds)
             return
         tables = _cell_tables(study, arm or study.study.baseline, rounds, seed)
     tables = with_overrides(tables, overrides)
@@ -99,7 +100,7 @@ def _say_idle_gpus(console: Console) -> None:
 
     if is_first_process() and num_processes() < (visible := cuda.device_count()):
         console.print(
-            f"{num_processes()} of {visible} GPUs is used; all of them by:"
+            f"GPUs used: {num_processes()} of {visible}; all of them by:"
             f" torchrun --nproc_per_node {visible} -m depthscale train ...",
             markup=False,
             soft_wrap=True,
@@ -159,12 +160,14 @@ def _cells(
     ]
 
 
-def _print_costs(runs: list[tuple[str, RunConfig]], study: StudyFile | None, processes: int) -> None:
+def _print_costs(
+    runs: list[tuple[str, RunConfig]], study: StudyFile | None, processes: int, num_seeds: int = 1
+) -> None:
     from rich.console import Console
 
     from depthscale.cli.dry_run_tables import print_dry_run
 
-    print_dry_run(Console(), runs, study, processes)
+    print_dry_run(Console(), runs, study, processes, num_seeds)
 
 
 def _prepare(config: RunConfig) -> str:

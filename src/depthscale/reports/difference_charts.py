@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from depthscale.studies.words import at_budget, decimal
 
 #: Letters of a row's name that leave the axes enough width beside it.
 _LONGEST_BESIDE = 30
+#: Letters of a line that fit above a row.
+_LONGEST_ABOVE = 78
 
 
 def final_loss_chart(data: StudyData, trained_only: bool = False) -> Chart:
@@ -132,6 +135,10 @@ def _named_label(entry: Mapping[str, Any]) -> str:
     return f"{terms}: {a['arm']}, R = {a['rounds']}, against {b['arm']}, R = {b['rounds']}"
 
 
+def _wrapped(label: str) -> str:
+    return textwrap.fill(label, _LONGEST_ABOVE)
+
+
 def _cell_name(names: Mapping[str, Any]) -> str:
     return f"{names['arm']}, R = {names['rounds']}{_budget(names)}"
 
@@ -156,7 +163,8 @@ def _forest(
     with drawing_settings():
         # Long names stand above their rows, where they take no width from the axes.
         above = max(map(len, labels)) > _LONGEST_BESIDE
-        figure, axes = new_axes(height=1.25 + (0.5 if above else 0.36) * len(items))
+        lines = max(_wrapped(label).count("\n") for label in labels) + 1
+        figure, axes = new_axes(height=1.25 + (0.36 + 0.14 * lines if above else 0.36) * len(items))
         if margin is not None:
             axes.axvspan(-margin, margin, color=BAND, linewidth=0)
             for edge in (-margin, margin):
@@ -179,7 +187,9 @@ def _forest(
         axes.set_ylim(len(items) - 0.5, -0.75 if above else -0.5)
         if above:
             for row, label in enumerate(labels):
-                axes.text(0.0, row - 0.36, label, transform=axes.get_yaxis_transform(), va="bottom", fontsize=7.2)
+                at = axes.get_yaxis_transform()
+                above_row = axes.text(0.0, row - 0.36, _wrapped(label), transform=at, va="bottom", fontsize=7.2)
+                above_row.set_in_layout(False)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         # From the right end leftwards: below long names of rows the axes are narrower than the words.

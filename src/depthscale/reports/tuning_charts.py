@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -122,6 +121,12 @@ def _chart(data: StudyData, cells: Sequence[Mapping[str, Any]], axis: _Axis) -> 
     )
 
 
-def _few(values: Sequence[float]) -> Sequence[float]:
-    """At most six of the values, so that their labels do not touch."""
-    return values[:: math.ceil(len(values) / 6)]
+def _few(values: Sequence[float]) -> list[float]:
+    """Those of the values whose labels do not touch on a logarithmic axis: at most about six."""
+    positive = [value for value in values if value > 0]
+    apart = (positive[-1] / positive[0]) ** (1 / 6) if positive else 1.0
+    kept = [value for value in values if value <= 0]
+    for value in positive:
+        if not kept or kept[-1] <= 0 or value >= kept[-1] * apart * (1 - 1e-9):
+            kept.append(value)
+    return kept

@@ -119,11 +119,6 @@ class StudyConfig(ConfigPart):
             distinct |= {
                 "tuning.grid": self.tuning.grid, "tuning.seeds": self.tuning.seeds, "tuning.weight_decays": decays,
             }  # fmt: skip
-            if len(decays) == 1:
-                raise ValueError(
-                    f"tuning.weight_decays {list(decays)} leaves nothing to choose; give two or more, or set"
-                    " train.weight_decay"
-                )
         for label, values in distinct.items():
             if len(set(values)) != len(values):
                 raise ValueError(f"{label} {list(values)} repeat; name each once")

@@ -25,7 +25,8 @@ def again_tests(study: Study) -> list[dict[str, Any]]:
             other = study.cell(twin.name, cell.rounds, cell.budget)
             if cell.arm == arm.name and other is not None:
                 subject = f"{cell.label} against {twin.name}, the same but for chance{_rates(study, cell, other)}"
-                found.append(paired_difference(study, "again", subject, cell, other))
+                pair = paired_difference(study, "again", subject, cell, other)
+                found.append({**pair, "differs": _differs(pair)})
     return found
 
 
@@ -39,7 +40,7 @@ def found_in_nothing(again: Iterable[Mapping[str, Any]], cells: Sequence[StudyCe
         (
             abs(entry["interval"]["mean"])
             for entry in again
-            if _differs(entry) and (entry["a"]["rounds"], entry["a"].get("budget")) in places
+            if entry["differs"] and (entry["a"]["rounds"], entry["a"].get("budget")) in places
         ),
         default=0.0,
     )
@@ -51,14 +52,16 @@ def again_warnings(again: Iterable[Mapping[str, Any]]) -> list[str]:
         f"{entry['a']['arm']} and {entry['b']['arm']} are one arm and differ by"
         f" {decimal(abs(entry['interval']['mean']))} nats at R = {entry['a']['rounds']}"
         f"{at_budget(entry['a'].get('budget'))}: so much does the procedure find in nothing. There, a direction is"
-        " stated only where an interval lies beyond that."
+        " stated only where an interval lies beyond that, and equality only within a larger margin."
         for entry in again
-        if _differs(entry)
+        if entry["differs"]
     ]
 
 
-def _differs(entry: Mapping[str, Any]) -> bool:
-    return entry["verdict"] in ("a_better", "b_better")
+def _differs(pair: Mapping[str, Any]) -> bool:
+    """Whether the interval excludes 0, from however few pairs: too few for a verdict are enough for caution."""
+    interval = pair["interval"]
+    return interval is not None and not interval["low"] <= 0 <= interval["high"]
 
 
 def _is_twin(arm: Any, other: Any) -> bool:

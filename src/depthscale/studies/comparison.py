@@ -51,7 +51,7 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
     again = again_tests(study)
     pairs = [_pair(study, again, *question) for question in questions]
     controls = [
-        _control(study, cell, baseline)
+        _control(study, again, cell, baseline)
         for cell in study.cells
         if cell.rounds == 1 and cell.arm != options.baseline and _is_plain(study, cell)
         if (baseline := study.cell(options.baseline, 1, cell.budget)) is not None
@@ -70,10 +70,10 @@ def compare_runs(study_directory: Path) -> dict[str, Any]:
         "named": named,
         "again": again,
         "regime": data_regime(study),
-        "later_additions": study.document.get("later_additions", []),
+        "later_additions": study.additions,
         "tasks": compare_tasks(study, questions),
         "verdict": _verdict(study, pairs, controls, named, again),
-        "warnings": [*again_warnings(again), *comparison_warnings(study, pairs, named)],
+        "warnings": [*again_warnings(again), *comparison_warnings(study, pairs, named, again)],
     }
 
 
@@ -112,9 +112,9 @@ def _pair(study: Study, again: Sequence[dict[str, Any]], question: str, a: Study
     return paired_difference(study, question, subject, a, b, beyond=found_in_nothing(again, [a, b]))
 
 
-def _control(study: Study, cell: StudyCell, baseline: StudyCell) -> dict[str, Any]:
-    at = words.at_budget(cell.budget)
-    return equivalence(study, f"{cell.arm} against {baseline.arm} at R = 1{at}", cell, baseline)
+def _control(study: Study, again: Sequence[dict[str, Any]], cell: StudyCell, baseline: StudyCell) -> dict[str, Any]:
+    subject = f"{cell.arm} against {baseline.arm} at R = 1{words.at_budget(cell.budget)}"
+    return equivalence(study, subject, cell, baseline, found_in_nothing(again, [cell, baseline]))
 
 
 # -- verdict -------------------------------------------------------------------------------------------
@@ -144,11 +144,11 @@ def _verdict(
                 sentences.append(words.summary(f"{lead} ({_common_terms(asked)})", said, labels))
     sentences += [f"A/A, {entry['equivalence']['words']}" for entry in again]
     if controls:
-        margin = words.decimal(study.file.study.equivalence_margin)
+        margin = words.margin_text(study.file.study.equivalence_margin)
         labels = {
-            "equivalent": f"equivalent within ±{margin} nats:",
-            "different_beyond_margin": f"different by more than {margin} nats:",
-            "not_decided": _not_decided(controls, f"not decided at a margin of ±{margin} nats"),
+            "equivalent": f"equivalent within {margin} nats:",
+            "different_beyond_margin": f"different by more than {margin.removeprefix('±')} nats:",
+            "not_decided": _not_decided(controls, f"not decided at a margin of {margin} nats"),
         }
         lead = f"Control at R = 1, against {study.file.study.baseline}"
         sentences.append(words.summary(lead, controls, labels))
@@ -159,7 +159,7 @@ def _labels(pairs: Sequence[dict[str, Any]], margin: float) -> dict[str, str]:
     return {
         "a_better": "lower loss with",
         "b_better": "higher loss with",
-        "equivalent": f"equivalent within ±{words.decimal(margin)} nats:",
+        "equivalent": f"equivalent within {words.margin_text(margin)} nats:",
         "not_decided": _not_decided(pairs, "not decided"),
         "within_again": "not beyond what the same arm differs from itself by:",
     }

@@ -14,7 +14,10 @@ from depthscale.studies.words import count
 
 
 def comparison_warnings(
-    study: Study, pairs: Sequence[dict[str, Any]], named: Sequence[dict[str, Any]] = ()
+    study: Study,
+    pairs: Sequence[dict[str, Any]],
+    named: Sequence[dict[str, Any]] = (),
+    again: Sequence[dict[str, Any]] = (),
 ) -> list[str]:
     """Sentences, most serious first; empty when there is nothing to warn of."""
     return [
@@ -24,7 +27,7 @@ def comparison_warnings(
         *_untrained_runs(study),
         *_unequal_tokens(study),
         *broken_terms(named),
-        *_few_pairs([*pairs, *named]),
+        *_few_pairs([*pairs, *named, *again]),
         *_edge_rates(study),
         *_other_rates(study),
         *_untuned_rates(study),
@@ -48,7 +51,7 @@ def _missing_runs(study: Study) -> Iterable[str]:
 
 
 def _later_additions(study: Study) -> Iterable[str]:
-    for addition in study.document.get("later_additions", []):
+    for addition in study.additions:
         cells = [f"{arm} at R = {rounds}" for arm, rounds, *_ in addition.get("cells", [])]
         what = [f"seeds {addition['seeds']}"] if addition.get("seeds") else []
         what += [", ".join(cells)] if cells else []
@@ -83,12 +86,14 @@ def _few_pairs(pairs: Sequence[dict[str, Any]]) -> Iterable[str]:
 
 
 def _edge_rates(study: Study) -> Iterable[str]:
-    at_edge = [f"{rate.arm} at R = {rate.rounds}" for rate in study.file.study.rates if rate.at_edge]
-    if at_edge:
-        yield f"The best learning rate lies at the edge of its grid, so a better one may exist: {', '.join(at_edge)}."
-    decays = [f"{rate.arm} at R = {rate.rounds}" for rate in study.file.study.rates if rate.weight_decay_at_edge]
-    if decays:
-        yield f"The best weight decay lies at the edge of its grid, so a better one may exist: {', '.join(decays)}."
+    rates = study.file.study.rates
+    for what, at_edge in (
+        ("learning rate", [rate for rate in rates if rate.at_edge]),
+        ("weight decay", [rate for rate in rates if rate.weight_decay_at_edge]),
+    ):
+        if at_edge:
+            cells = ", ".join(f"{rate.arm} at R = {rate.rounds}" for rate in at_edge)
+            yield f"The best {what} lies at the edge of its grid, so a better one may exist: {cells}."
 
 
 def _untuned_rates(study: Study) -> Iterable[str]:

@@ -9,9 +9,10 @@ from typing import Any
 from depthscale.studies import words
 from depthscale.studies.cell_summary import flops_ratio, outcomes, planned_tokens
 from depthscale.studies.paired import (
+    EquivalenceTest,
+    PairVerdict,
     direction_verdict,
     equivalence_test,
-    pair_verdict,
     paired_interval,
     smallest_detectable_difference,
 )
@@ -39,7 +40,8 @@ def paired_difference(
 ) -> dict[str, Any]:
     """One entry of a comparison: differences, intervals over all runs and over those that trained, verdict, words.
 
-    The verdict is a direction, else equality within the study's margin where a test shows it, else "not decided".
+    The verdict is a direction, else equality within the study's margin where :func:`equivalence` shows it, else "not
+    decided".
 
     Args:
         question: what is asked.
@@ -56,11 +58,16 @@ def paired_difference(
     )
     reason = None if interval else words.no_interval_reason(len(found))
     direction = direction_verdict(interval, beyond)
-    test = equivalence_test(found, options.equivalence_margin, options.confidence)
-    verdict = pair_verdict(direction, test, beyond)
+    test, withheld = _tested(study, a, b, beyond)
+    equal = test.verdict == "equivalent" and not withheld
+    verdict: PairVerdict = "equivalent" if direction == "not_decided" and equal else direction
     basis = terms or terms_of(a, b)
     trained = paired_interval(list(differences(a, b, trained_only=True).values()), options.confidence)
     counts = outcomes(study, [a, b])
+    if verdict == "equivalent":
+        said = words.equal_words(f"{subject} ({basis})", test)
+    else:
+        said = words.pair_words(f"{subject} ({basis})", verdict, interval, detectable, reason, withheld, beyond)
     return {
         "question": question,
         "a": a.names,
@@ -73,30 +80,52 @@ def paired_difference(
         "smallest_detectable": detectable,
         "verdict": verdict,
         "within_again": direction == "not_decided" != direction_verdict(interval),
-        "equivalence": equivalence(study, subject, a, b),
+        "equivalence": _described(study, subject, a, b, test, withheld),
         "basis": basis,
         "untrained": words.untrained_count(counts),
-        "words": words.pair_words(
-            subject, basis, verdict, interval, test.margin, detectable, reason, words.untrained_words(counts), beyond
-        ),
+        "words": f"{said} {words.untrained_words(counts)}".rstrip(),
     }
 
 
-def equivalence(study: Study, subject: str, a: StudyCell, b: StudyCell) -> dict[str, Any]:
-    """One equivalence test with the study's margin."""
-    options = study.file.study
-    found = list(differences(a, b).values())
-    test = equivalence_test(found, options.equivalence_margin, options.confidence)
+def equivalence(study: Study, subject: str, a: StudyCell, b: StudyCell, beyond: float = 0.0) -> dict[str, Any]:
+    """One equivalence test with the study's margin.
+
+    Equality is withheld, and it is said why, where the runs are alike only in not having trained, and where the same
+    arm differs from itself by the margin or more.
+
+    Args:
+        beyond: nats by which the same arm differs from itself.
+    """
+    return _described(study, subject, a, b, *_tested(study, a, b, beyond))
+
+
+def _described(
+    study: Study, subject: str, a: StudyCell, b: StudyCell, test: EquivalenceTest, withheld: str
+) -> dict[str, Any]:
     return {
         "a": a.names,
         "b": b.names,
         "margin": test.margin,
         "interval": dataclasses.asdict(test.interval) if test.interval else None,
         "p_value": test.p_value,
-        "verdict": test.verdict,
+        "verdict": "not_decided" if withheld else test.verdict,
         "untrained": words.untrained_count(outcomes(study, [a, b])),
-        "words": words.control_words(subject, test, len(found)),
+        "words": words.control_words(subject, test, len(differences(a, b)), withheld),
     }
+
+
+def _tested(study: Study, a: StudyCell, b: StudyCell, beyond: float) -> tuple[EquivalenceTest, str]:
+    """The equivalence test over all runs, and why equality is not stated though it shows it; empty if it may be."""
+    options = study.file.study
+    test, trained = (
+        equivalence_test(list(differences(a, b, only).values()), options.equivalence_margin, options.confidence)
+        for only in (False, True)
+    )
+    if test.verdict != "equivalent":
+        return test, ""
+    if beyond >= test.margin:
+        return test, f"the same arm differs from itself by {words.decimal(beyond)} nats"
+    return test, "" if trained.verdict == "equivalent" else "the runs that trained do not show it"
 
 
 def terms_of(a: StudyCell, b: StudyCell) -> str:

@@ -91,7 +91,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
     """
     waiting = sorted((job for job in jobs if not job.done), key=lambda job: -job.cost)
     failures: list[Failure] = []
-    running: list[tuple[Job, ForkServerProcess, int]] = []
+    running: list[tuple[Job, ForkServerProcess, str | None]] = []
     gpus = visible_gpus()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -105,8 +105,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
                     job.directory.mkdir(parents=True, exist_ok=True)
-                    slot = min(set(range(workers)) - {taken for _, _, taken in running})
-                    gpu = gpus[slot % len(gpus)] if gpus else None
+                    gpu = _idlest(gpus, [used for _, _, used in running])
                     process = context.Process(target=_run_verb, args=(job.arguments, job.log, gpu))
                     try:
                         process.start()
@@ -115,7 +114,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
                         if interruption.signal_number is None:
                             raise
                         raise _interrupted(title, interruption.signal_number) from error
-                    running.append((job, process, slot))
+                    running.append((job, process, gpu))
                 time.sleep(0.2)
                 for entry in [entry for entry in running if not entry[1].is_alive()]:
                     job, process, _ = entry
@@ -128,6 +127,11 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console, title: str) ->
         finally:
             _end([process for _, process, _ in running])
     return failures
+
+
+def _idlest(gpus: Sequence[str], used: Sequence[str | None]) -> str | None:
+    """The GPU on which the fewest jobs run."""
+    return min(gpus, key=used.count, default=None)
 
 
 def _interrupted(title: str, signal_number: int) -> RunInterruptedError:

@@ -68,14 +68,18 @@ def _named(
     (a, shapes_a), (b, shapes_b) = sides["a"], sides["b"]
     spent = {name: (_spent(a, name), _spent(b, name)) for name in ("parameters", "tokens", "training FLOPs", "seconds")}
     broken = [name for name in _HELD[comparison.terms] if _apart(spent[name], _TOLERANCE[name])]
-    basis = "; ".join(f"{name} {words.ratio_words(*both)}" for name, pair in spent.items() if (both := _known(pair)))
+    basis = "; ".join(
+        f"{name} {words.ratio_words(*both, exact=name in broken)}"
+        for name, pair in spent.items()
+        if (both := _known(pair))
+    )
     terms_here = f"{TERMS[comparison.terms]}{words.at_budget(budget)}"
     subject = f"{terms_here}, {a.arm} at R = {a.rounds} against {b.arm} at R = {b.rounds}"
     terms, beyond = basis or "nothing known of either side", found_in_nothing(again, [a, b])
     pair = paired_difference(study, comparison.terms, subject, a, b, terms, beyond)
-    added = _addition(study, comparison, [a, b])
+    added = _addition(study, comparison, [a, b], pair["seeds"])
     epochs = {"a": epochs_seen(a), "b": epochs_seen(b)}
-    said = [pair["words"], *_not_kept(broken, spent), *_other_data(epochs), *_when_added(added)]
+    said = [pair["words"], *_not_kept(broken, spent), *_other_data(epochs), *_when_added(added, len(pair["seeds"]))]
     return {
         **pair,
         "words": " ".join(said),
@@ -89,32 +93,51 @@ def _named(
     }
 
 
-def _addition(study: Study, comparison: ComparisonConfig, cells: Sequence[StudyCell]) -> dict[str, Any] | None:
-    """The last later addition without which this comparison could not have been made."""
+def _addition(
+    study: Study, comparison: ComparisonConfig, cells: Sequence[StudyCell], seeds: Sequence[int]
+) -> dict[str, Any] | None:
+    """The last later addition that this comparison rests on: it, one of its cells, or some of its pairs.
+
+    ``pairs`` is how many pairs came with it, None where all did.
+    """
     plain = comparison.model_dump(mode="json", exclude_none=True)
     keys = [list(cell.key) for cell in cells]
     found = None
-    for addition in study.document.get("later_additions", []):
-        if plain in (addition.get("comparisons") or []) or any(key in addition.get("cells", []) for key in keys):
-            found = {"time": addition["time"], "results_before": addition["results_before"]}
+    for addition in study.additions:
+        whole = plain in addition["comparisons"] or any(key in addition.get("cells", []) for key in keys)
+        pairs = len(set(seeds) & set(addition.get("seeds", [])))
+        if whole or pairs:
+            known = {name: addition[name] for name in ("time", "results_before")}
+            found = {**known, "pairs": None if whole else pairs}
     return found
 
 
 def _not_kept(broken: Sequence[str], spent: Mapping[str, tuple[float | None, float | None]]) -> Iterable[str]:
     for name in broken:
-        a, b = spent[name]
-        yield f"The terms were not kept: {a:,.4g} against {b:,.4g} {name}."
+        yield f"The terms were not kept: {_amounts(name, spent[name])}."
+
+
+def _amounts(name: str, pair: tuple[float | None, float | None]) -> str:
+    # Counts must be equal to the last one, so that all of their digits matter.
+    a, b = (f"{value:,.0f}" if name in ("tokens", "parameters") else f"{value:,.4g}" for value in pair if value)
+    return f"{a} against {b} {name}"
 
 
 def _other_data(epochs: Mapping[str, float | None]) -> Iterable[str]:
     a, b = epochs["a"], epochs["b"]
     if a and b and data_seen(a) != data_seen(b):
-        yield f"The first side saw {data_seen(a)} text ({a:.2g} epochs), the second {data_seen(b)} ({b:.2g})."
+        near = min(abs(value - 1) for value in (a, b))
+        decimals = 2 if near >= 0.005 else 4
+        yield (
+            f"The first side saw {data_seen(a)} text ({a:.{decimals}f} epochs), the second {data_seen(b)}"
+            f" ({b:.{decimals}f})."
+        )
 
 
-def _when_added(added: Mapping[str, Any] | None) -> Iterable[str]:
+def _when_added(added: Mapping[str, Any] | None, num_pairs: int) -> Iterable[str]:
     if added:
-        yield f"Added on {added['time'][:10]}, when {words.count(added['results_before'], 'run')} had a result."
+        what = "Added" if added["pairs"] is None else f"{added['pairs']} of {words.count(num_pairs, 'pair')} added"
+        yield f"{what} on {added['time'][:10]}, when {words.count(added['results_before'], 'run')} had a result."
 
 
 def _side(study: Study, names: Sequence[CellName], budget: int | None) -> tuple[StudyCell, list[dict[str, Any]]]:
@@ -186,10 +209,9 @@ def broken_terms(named: Iterable[Mapping[str, Any]]) -> list[str]:
     sentences = []
     for entry in named:
         for name in entry["broken"]:
-            a, b = entry["spent"][name]
             sentences.append(
                 f"{TERMS[entry['question']]} is not what the runs show for {entry['a']['arm']} at R ="
                 f" {entry['a']['rounds']} against {entry['b']['arm']} at R = {entry['b']['rounds']}:"
-                f" {a:,.4g} against {b:,.4g} {name}."
+                f" {_amounts(name, entry['spent'][name])}."
             )
     return sentences

@@ -120,24 +120,6 @@ def direction_verdict(interval: PairedInterval | None, beyond: float = 0.0) -> D
     return "b_better" if interval.low > beyond else "not_decided"
 
 
-def pair_verdict(direction: DirectionVerdict, test: EquivalenceTest, beyond: float = 0.0) -> PairVerdict:
-    """A direction if there is one, else equality if that was shown, else nothing.
-
-    Args:
-        direction: see :func:`direction_verdict`.
-        test: see :func:`equivalence_test`.
-        beyond: nats by which the same arm differs from itself; where that is above 0 nothing is called equal.
-
-    Example:
-        >>> differences = [0.001, -0.001, 0.0, 0.002, -0.002]
-        >>> pair_verdict(direction_verdict(paired_interval(differences)), equivalence_test(differences, margin=0.02))
-        'equivalent'
-    """
-    if direction == "not_decided" and test.verdict == "equivalent" and not beyond:
-        return "equivalent"
-    return direction
-
-
 def smallest_detectable_difference(
     standard_deviation: float, num_pairs: int, confidence: float = 0.95, power: float = DEFAULT_POWER
 ) -> float | None:

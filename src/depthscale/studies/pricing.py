@@ -52,9 +52,9 @@ def price(
         ResultError: neither a probe nor an earlier study is given, or the earlier one holds nothing to go by.
     """
     study, seeds = file.study, len(file.study.seeds)
-    rate = 0.0
+    rate, share = 0.0, 1.0
     if probe is not None:
-        device = probe.device
+        device, share = probe.device, probe.share
     elif earlier is not None:
         rate, device = _flops_per_second(earlier)
     else:
@@ -67,7 +67,7 @@ def price(
         cost = run_cost(config, vocab_size)
         # A branch trains its decay alone; tuning runs are whole.
         branch = planned_run(file, cell, study.seeds[0]).branch is not None
-        share = 1 - config.train.stable_until / config.train.steps if branch else 1.0
+        part = 1 - config.train.stable_until / config.train.steps if branch else 1.0
         spent = cost.training_flops + cost.evaluation_flops
         if probe is not None:
             step = probe.seconds_per_step[CellKey(cell.arm, cell.rounds)]
@@ -92,8 +92,8 @@ def price(
                 "tuning_runs": tuning_runs,
                 "tuning_runs_at_most": tuning_runs + tuning_extra,
                 "seconds_per_run": seconds,
-                "hours": seconds * (share * seeds + tuning_runs) / 3600,
-                "hours_at_most": seconds * (share * seeds + tuning_runs + tuning_extra) / 3600,
+                "hours": share * seconds * (part * seeds + tuning_runs) / 3600,
+                "hours_at_most": share * seconds * (part * seeds + tuning_runs + tuning_extra) / 3600,
             }
         )
     sd, sd_source = (DEFAULT_SD_NATS, DEFAULT_SD_SOURCE) if earlier is None else _spread(earlier)
@@ -107,6 +107,7 @@ def price(
         "hours": sum(cell["hours"] for cell in cells),
         "hours_at_most": sum(cell["hours_at_most"] for cell in cells),
         "unit": "core" if device == "cpu" else "GPU",
+        "processes_per_unit": 1 / share,
         "seconds_from": (
             f"a probe of every cell, {probe.workers} at a time"
             if probe
@@ -121,7 +122,11 @@ def price(
 
 
 def _flops_per_second(earlier: Path) -> tuple[float, str]:
-    """The median over an earlier study's runs, and the device of the first of them."""
+    """The median over an earlier study's runs, and their device.
+
+    Raises:
+        ResultError: no run took time, or they ran on several devices, whose speeds have no middle.
+    """
     timed = [
         run.training
         for run in read_study(earlier).runs()
@@ -129,8 +134,13 @@ def _flops_per_second(earlier: Path) -> tuple[float, str]:
     ]
     if not timed:
         raise ResultError(f"no run of {earlier} took time and FLOPs to go by; price the study by a probe")
+    devices = {training.get("device") or "cpu" for training in timed}
+    if len(devices) > 1:
+        raise ResultError(
+            f"the runs of {earlier} were made on {', '.join(sorted(devices))}; price the study by a probe"
+        )
     rates = [training["budget"]["training_flops"] / training["wall_seconds"] for training in timed]
-    return statistics.median(rates), timed[0].get("device") or "cpu"
+    return statistics.median(rates), devices.pop()
 
 
 def _spread(earlier: Path) -> tuple[float, str]:

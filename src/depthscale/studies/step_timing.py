@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from depthscale.runs.metrics import read_metrics
 from depthscale.runs.results import read_result
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.engine import run_jobs
+from depthscale.studies.gpus import visible_gpus
 from depthscale.studies.study import training_job
 
 #: Steps of a probe; the first ones warm caches up and are left out.
@@ -35,12 +37,14 @@ class StepTimes:
         overhead_seconds: of one run beside its steps: starting, reading the data, the last evaluations, saving.
         workers: how many ran at a time.
         device: what each ran on, ``cpu`` or a GPU's name.
+        share: of one core or GPU that each had, below 1 where they were fewer than the jobs at a time.
     """
 
     seconds_per_step: dict[CellKey, float]
     overhead_seconds: float
     workers: int
     device: str = "cpu"
+    share: float = 1.0
 
 
 def time_steps(file: StudyFile, cells: Sequence[CellKey], workers: int, console: Console) -> StepTimes:
@@ -78,4 +82,5 @@ def time_steps(file: StudyFile, cells: Sequence[CellKey], workers: int, console:
     }
     busy = min(workers, len(jobs))
     overhead = max(0.0, busy * wall - sum(times[-1] for times in trained)) / len(jobs)
-    return StepTimes(seconds, overhead, workers, devices[0])
+    units = len(visible_gpus()) or os.cpu_count() or 1
+    return StepTimes(seconds, overhead, workers, devices[0], min(1.0, units / busy))

@@ -84,16 +84,18 @@ def add_to_study(
 ) -> dict[str, Any]:
     """Record what ``asked`` has more than the study in the directory, with the time and the number of results seen.
 
+    What is there already is not added again, so that the same call goes on after an interruption.
+
     Raises:
         ResultError: there is no study, or ``asked`` differs in more than additions.
     """
     document = read_study_document(directory)
     before = _as_asked(directory, document)
-    grown = _grown(before, asked)
-    if not grown:
+    if _same(directory, document, before, asked):
+        return document
+    if not _grown(before, asked):
         raise ResultError(
-            f"{directory} holds another study, or all of this one already; --add takes the study's own settings with"
-            f" more {', '.join(_MAY_GROW)}"
+            f"{directory} holds another study; --add takes the study's own settings with more {', '.join(_MAY_GROW)}"
         )
     known = {_key(entry) for entry in document["cells"]}
     cells = cell_entries(file)
@@ -101,6 +103,7 @@ def add_to_study(
     addition = {
         "time": timestamp(),
         "results_before": seen,
+        "tuned_apart": True,
         "seeds": [seed for seed in asked.study.seeds if seed not in before.study.seeds],
         "cells": [list(_key(entry)) for entry in cells if _key(entry) not in known],
         "comparisons": [
@@ -130,10 +133,14 @@ def with_what_is_settled(directory: Path, asked: StudyFile) -> StudyFile:
     return asked.with_study(arms=arms, rates=rates)
 
 
-def cells_of_additions(directory: Path) -> list[set[tuple[str, int]]]:
-    """(arm, rounds) of the cells that each later addition brought."""
+def cells_tuned_apart(directory: Path) -> list[set[tuple[str, int]]]:
+    """(arm, rounds) of the cells that each later addition brought; the first version tuned them with all others."""
     additions = read_study_document(directory).get("later_additions", [])
-    return [{(arm, rounds) for arm, rounds, *_ in addition.get("cells", [])} for addition in additions]
+    return [
+        {(arm, rounds) for arm, rounds, *_ in addition.get("cells", [])}
+        for addition in additions
+        if addition.get("tuned_apart")
+    ]
 
 
 def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> StudyFile:
@@ -150,9 +157,9 @@ def set_rates(directory: Path, file: StudyFile, rates: Sequence[CellRate]) -> St
             " tuning runs are kept"
         )
     document = read_study_document(directory)
-    config, cells = _plain(tuned), cell_entries(tuned)
-    if (document["config"], document["cells"]) != (config, cells):
-        write_study_json(directory, document | {"config": config, "cells": cells, "rates_chosen": timestamp()})
+    if planned_file(directory, document) != tuned:
+        chosen = {"config": _plain(tuned), "cells": cell_entries(tuned), "rates_chosen": timestamp()}
+        write_study_json(directory, document | chosen)
     return tuned
 
 
@@ -193,7 +200,7 @@ def _grown(before: StudyFile, after: StudyFile) -> dict[str, list[Any]]:
     cells = {(cell.arm, cell.rounds) for cell in before.study.cells()}
     rates = tuple(rate for rate in after.study.rates if (rate.arm, rate.rounds) in cells)
     known = {name: getattr(before.study, name) for name in _MAY_GROW if name != "arms"}
-    if after.with_study(**known, arms=tuple(arms), rates=rates) != before:
+    if _unsourced(after.with_study(**known, arms=tuple(arms), rates=rates)) != _unsourced(before):
         return {}
     more = {
         name: [item for item in getattr(after.study, name) if item not in getattr(before.study, name)]
@@ -216,11 +223,17 @@ def _as_asked(directory: Path, document: Mapping[str, Any]) -> StudyFile:
 
 
 def _same(directory: Path, document: Mapping[str, Any], before: StudyFile, asked: StudyFile) -> bool:
-    if before == asked:
+    if _unsourced(before) == _unsourced(asked):
         return True
     # A study of an earlier version that was tuned kept the chosen rates only, not those it was given.
     tuned = "asked" not in document and result_path(directory, "tuning").exists()
     return tuned and before.with_study(rates=()) == asked.with_study(rates=())
+
+
+def _unsourced(file: StudyFile) -> StudyFile:
+    """The study without words on where its rates came from, which make it no other study."""
+    rates = [rate.model_copy(update={"source": "", "at_edge": False}) for rate in file.study.rates]
+    return file.with_study(rates=tuple(rates))
 
 
 def _key(entry: Mapping[str, Any]) -> CellKey:

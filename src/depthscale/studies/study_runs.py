@@ -6,7 +6,7 @@ to another seed); everything else that a reader should know becomes a warning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,14 @@ class Study:
         return tuple(sorted(self.file.study.budgets)) or (None,)
 
     @property
+    def additions(self) -> list[dict[str, Any]]:
+        """What was added after the study was first planned; see :func:`later_additions`."""
+        return later_additions(self.document)
+
+    @property
     def seeds_added_later(self) -> list[int]:
         """Seeds that are no part of the study as it was first planned."""
-        return [seed for addition in self.document.get("later_additions", []) for seed in addition.get("seeds", [])]
+        return [seed for addition in self.additions for seed in addition.get("seeds", [])]
 
     def runs(self) -> Iterator[StudyRun]:
         """Every run that has a result, cell by cell."""
@@ -145,6 +150,22 @@ def read_study_document(directory: Path) -> dict[str, Any]:
     if missing:
         raise ResultError(f"{directory / STUDY_FILE} lacks {', '.join(missing)}; run the study again")
     return document
+
+
+def later_additions(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was added to a study: of each addition ``time``, ``results_before``, ``seeds``, ``cells``, ``comparisons``.
+
+    The first version counted the comparisons instead of keeping them; they are the last of the study's.
+    """
+    known = list(document["config"]["study"].get("comparisons", []))
+    additions = []
+    for addition in reversed(document.get("later_additions", [])):
+        added = addition.get("comparisons", [])
+        number = added if isinstance(added, int) else len(added)
+        own = known[len(known) - number :] if isinstance(added, int) else added
+        additions.append({**addition, "comparisons": own})
+        known = known[: len(known) - number]
+    return additions[::-1]
 
 
 def planned_file(directory: Path, document: dict[str, Any]) -> StudyFile:
@@ -189,7 +210,7 @@ def read_study(directory: Path) -> Study:
     """
     document = read_study_document(directory)
     file = planned_file(directory, document)
-    later = {tuple(cell) for addition in document.get("later_additions", []) for cell in addition.get("cells", [])}
+    later = {tuple(cell) for addition in later_additions(document) for cell in addition.get("cells", [])}
     cells = tuple(_read_cell(directory, file, entry, later) for entry in document["cells"])
     study = Study(directory, document, file, cells)
     if not any(True for _ in study.runs()):

@@ -69,11 +69,16 @@ def tune(
 
     Raises:
         ResultError: a tuning run failed.
-        ConfigError: the study file has no ``[study.tuning]``.
+        ConfigError: the study file has no ``[study.tuning]``, or one weight decay to choose from.
     """
     tuning = file.study.tuning
     if tuning is None:
         raise ConfigError("this study has no [study.tuning] with seeds and grid; add it, or leave out --tune")
+    if len(tuning.weight_decays) == 1:
+        raise ConfigError(
+            f"tuning.weight_decays {list(tuning.weight_decays)} leaves nothing to choose; give two or more, or set"
+            " train.weight_decay"
+        )
     # Rates that an earlier call chose have no part in choosing them again.
     file = file.with_study(rates=())
     budget = tuning.budget or max(file.study.budgets, default=None)
@@ -100,8 +105,7 @@ def tune(
             }  # fmt: skip
 
     found: dict[CellKey, dict[str, Any]] = {}
-    added = {key for addition in later for key in addition}
-    for group in ([cell for cell in cells if cell[:2] not in added], *_groups(cells, later)):
+    for group in _groups(cells, later):
         rates = [_Search(cell, sorted(tuning.grid), Point) for cell in group]
         _search(rates, tuning.max_extensions, run)
         decays: list[_Search | None] = [None] * len(rates)
@@ -129,7 +133,9 @@ def tune(
 
 
 def _groups(cells: Sequence[CellKey], later: Sequence[Collection[tuple[str, int]]]) -> list[list[CellKey]]:
-    return [[cell for cell in cells if cell[:2] in addition] for addition in later]
+    """The cells that are tuned together: those of the study as it began, then those of each addition."""
+    first = [cell for cell in cells if not any(cell[:2] in addition for addition in later)]
+    return [first, *([cell for cell in cells if cell[:2] in addition] for addition in later)]
 
 
 def _search(searches: Sequence[_Search], max_extensions: int, run: Callable[[Sequence[_Search]], None]) -> None:

@@ -65,15 +65,17 @@ def at_budget(budget: int | None) -> str:
     return f", budget {budget:,}" if budget else ""
 
 
-def ratio_words(a: float, b: float) -> str:
-    """How much one side spends beside the other.
+def ratio_words(a: float, b: float, exact: bool = False) -> str:
+    """How much one side spends beside the other; ``exact`` where a small difference is one.
 
     Example:
-        >>> ratio_words(200, 200), ratio_words(300, 200)
-        ('equal', '× 1.50')
+        >>> ratio_words(200, 200), ratio_words(300, 200), ratio_words(1001, 1000, exact=True)
+        ('equal', '× 1.50', '× 1.001')
     """
     ratio = a / b
-    return "equal" if abs(ratio - 1) < 0.005 else f"× {ratio:.2f}" if 0.1 <= ratio < 10 else f"× {ratio:.3g}"
+    if abs(ratio - 1) < 0.005:
+        return f"× {ratio:.7g}" if exact else "equal"
+    return f"× {ratio:.2f}" if 0.1 <= ratio < 10 else f"× {ratio:.3g}"
 
 
 def no_interval_reason(num_pairs: int) -> str:
@@ -85,46 +87,57 @@ def no_interval_reason(num_pairs: int) -> str:
 
 def pair_words(
     subject: str,
-    basis: str,
     verdict: PairVerdict,
     interval: PairedInterval | None,
-    margin: float,
     smallest_detectable: float | None,
     reason: str | None,
-    outcomes: str,
+    withheld: str = "",
     beyond: float = 0.0,
 ) -> str:
-    """One sentence for one paired difference, with its outcomes where a run did not train.
+    """One sentence for one paired difference that has a direction or none.
 
     Args:
-        subject: what is compared, as in "deeploop against pre at R = 4".
-        basis: on what terms, as in "equal tokens, 3.1 times the training FLOPs".
-        margin: nats within which two arms count as equal.
-        outcomes: as :func:`untrained_words` gives it; may be empty.
+        subject: what is compared and on what terms, as in "deeploop against pre at R = 4 (equal tokens)".
+        reason: why there is no interval, where there is none.
+        withheld: why equality is not stated, where a test shows it.
         beyond: nats by which the same arm differs from itself.
     """
     if interval is None:
-        words = f"{subject} ({basis}): not decided, {reason}."
-    elif verdict == "not_decided":
-        detectable = ""
-        if interval.num_pairs < MIN_PAIRS_FOR_VERDICT:
-            why = f"a verdict needs {MIN_PAIRS_FOR_VERDICT} pairs"
-        elif interval.excludes(0.0):
-            why = f"the same arm differs from itself by {decimal(beyond)} nats"
-        else:
-            why = "the interval includes 0"
-            if smallest_detectable is not None:
-                detectable = (
-                    f" {interval.num_pairs} pairs find a true difference of"
-                    f" {decimal(smallest_detectable, decimals_for(interval))} nats with 80 % power."
-                )
-        words = f"{subject} ({basis}): not decided, {why}; difference {interval_text(interval)}.{detectable}"
-    elif verdict == "equivalent":
-        words = f"{subject} ({basis}): equivalent within ±{decimal(margin)} nats, difference {interval_text(interval)}."
-    else:
+        return f"{subject}: not decided, {reason}."
+    if verdict != "not_decided":
         side = "lower" if verdict == "a_better" else "higher"
-        words = f"{subject} ({basis}): {side} loss, difference {interval_text(interval)}."
-    return f"{words} {outcomes}".rstrip()
+        return f"{subject}: {side} loss, difference {interval_text(interval)}."
+    detectable = ""
+    if interval.num_pairs < MIN_PAIRS_FOR_VERDICT:
+        why = f"a verdict needs {MIN_PAIRS_FOR_VERDICT} pairs"
+    elif interval.excludes(0.0):
+        why = f"the same arm differs from itself by {decimal(beyond)} nats"
+    elif withheld:
+        why = f"equal within the margin, but {withheld}"
+    else:
+        why = "the interval includes 0"
+        if smallest_detectable is not None:
+            detectable = (
+                f" {interval.num_pairs} pairs find a true difference of"
+                f" {decimal(smallest_detectable, decimals_for(interval))} nats with 80 % power."
+            )
+    return f"{subject}: not decided, {why}; difference {interval_text(interval)}.{detectable}"
+
+
+def equal_words(subject: str, test: EquivalenceTest) -> str:
+    """One sentence for a difference that was shown to be none, with the interval that lies within the margin."""
+    assert test.interval is not None, "nothing is equal without an interval"
+    return f"{subject}: equivalent within {margin_text(test.margin)} nats, difference {interval_text(test.interval)}."
+
+
+def margin_text(margin: float) -> str:
+    """A margin in print, with three decimals or as many as it takes.
+
+    Example:
+        >>> margin_text(0.02), margin_text(0.0004)
+        ('±0.020', '±0.0004')
+    """
+    return f"±{decimal(margin) if margin >= 0.001 else f'{margin:g}'}"
 
 
 def untrained_count(outcomes: Mapping[str, int]) -> str:
@@ -148,19 +161,21 @@ def untrained_words(outcomes: Mapping[str, int]) -> str:
     return f"Runs that did not train count as well: {' and '.join(named)} of {total}."
 
 
-def control_words(subject: str, test: EquivalenceTest, num_pairs: int) -> str:
-    """One sentence for one equivalence test."""
-    margin = decimal(test.margin)
+def control_words(subject: str, test: EquivalenceTest, num_pairs: int, withheld: str = "") -> str:
+    """One sentence for one equivalence test; ``withheld`` as for :func:`pair_words`."""
+    margin = margin_text(test.margin)
     if test.interval is None:
-        return f"{subject}: not decided, {no_interval_reason(num_pairs)}; margin ±{margin} nats."
+        return f"{subject}: not decided, {no_interval_reason(num_pairs)}; margin {margin} nats."
     found = interval_text(test.interval)
+    if withheld:
+        return f"{subject}: not decided, equal within {margin} nats, but {withheld}; difference {found}."
     if test.verdict == "equivalent":
-        return f"{subject}: equivalent within ±{margin} nats, difference {found}."
+        return equal_words(subject, test)
     if test.verdict == "different_beyond_margin":
-        return f"{subject}: different by more than {margin} nats, difference {found}."
+        return f"{subject}: different by more than {margin.removeprefix('±')} nats, difference {found}."
     if test.interval.num_pairs < MIN_PAIRS_FOR_VERDICT:
         return f"{subject}: not decided, a verdict needs {MIN_PAIRS_FOR_VERDICT} pairs; difference {found}."
-    return f"{subject}: not decided, the interval crosses a margin of ±{margin} nats; difference {found}."
+    return f"{subject}: not decided, the interval crosses a margin of {margin} nats; difference {found}."
 
 
 def summary(lead: str, items: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
@@ -180,7 +195,8 @@ def summary(lead: str, items: Sequence[Mapping[str, Any]], labels: Mapping[str, 
 
 
 def _named(item: Mapping[str, Any]) -> str:
-    interval = item["interval"]
+    tested = item["verdict"] == "equivalent" and "equivalence" in item
+    interval = item["equivalence"]["interval"] if tested else item["interval"]
     arm = item["a"]["arm"]
     if interval is None:
         return f"{arm} (no interval)"
