@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,18 @@ def _training(
             result[table] = values
     result["budget"]["training_flops"] = result["budget"]["flops_per_token_training"] * result["tokens"]
     return result
+
+
+def give_two_budgets(directory: Path) -> None:
+    """Turn a study that names the budgets 300 and 600 into one that ran both, each run standing for two."""
+    path = directory / "study.json"
+    document = json.loads(path.read_text())
+    document["cells"] = [{**cell, "budget": budget} for cell in document["cells"] for budget in (300, 600)]
+    path.write_text(json.dumps(document))
+    for run in list((directory / "runs").iterdir()):
+        cell, seed = run.name.rsplit("-", 1)
+        shutil.copytree(run, run.with_name(f"{cell}-t300-{seed}"))
+        run.rename(run.with_name(f"{cell}-t600-{seed}"))
 
 
 def _write_tuning(directory: Path, cells: Sequence[Mapping[str, Any]], losses: Mapping[Cell, float]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_study import ARMS, STEPS, TOKENS_PER_STEP, write_synthetic_study
+from synthetic_study import ARMS, STEPS, TOKENS_PER_STEP, give_two_budgets, write_synthetic_study
 
 from depthscale.reports.comparison_report import build_report
 from depthscale.runs.results import write_result
@@ -324,13 +324,7 @@ def test_a_cell_that_came_later_marks_its_comparisons(tmp_path: Path) -> None:
 
 def test_budgets_of_one_comparison_stand_together(tmp_path: Path) -> None:
     directory = write(tmp_path, study={"comparisons": COMPARISONS[:2], "budgets": [300, 600]})
-    document = json.loads((directory / "study.json").read_text())
-    document["cells"] = [{**cell, "budget": budget} for cell in document["cells"] for budget in (300, 600)]
-    (directory / "study.json").write_text(json.dumps(document))
-    for run in list((directory / "runs").iterdir()):
-        cell, seed = run.name.rsplit("-", 1)
-        shutil.copytree(run, run.with_name(f"{cell}-t300-{seed}"))
-        run.rename(run.with_name(f"{cell}-t600-{seed}"))
+    give_two_budgets(directory)
     found = [(entry["question"], entry["a"]["budget"]) for entry in compare_runs(directory)["named"]]
     assert found == [(terms, b) for terms in ("same_parameters", "equal_tokens") for b in (300, 600)]
 

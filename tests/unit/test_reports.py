@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from synthetic_study import LOSSES, write_synthetic_study
+from synthetic_study import LOSSES, give_two_budgets, write_synthetic_study
 
 from depthscale.errors import ResultError
 from depthscale.reports import charts
@@ -261,13 +261,7 @@ def test_a_drawing_in_a_page_refers_to_itself_and_to_its_own_images() -> None:
 
 def test_cells_of_one_arm_are_told_apart_by_their_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = write_synthetic_study(tmp_path / "study", study={"budgets": [300, 600]}, with_tuning=False)
-    document = json.loads((study / "study.json").read_text())
-    document["cells"] = [{**cell, "budget": budget} for cell in document["cells"] for budget in (300, 600)]
-    (study / "study.json").write_text(json.dumps(document))
-    for run in list((study / "runs").iterdir()):
-        cell, seed = run.name.rsplit("-", 1)
-        shutil.copytree(run, run.with_name(f"{cell}-t300-{seed}"))
-        run.rename(run.with_name(f"{cell}-t600-{seed}"))
+    give_two_budgets(study)
     monkeypatch.chdir(study)
     page = Page(build_report(Path()).read_text(encoding="utf-8"))
     for rows in ("deeploop600 steps1", "deeploop against pre, R = 4300 steps", "deeploop against pre600 steps"):
