@@ -310,7 +310,7 @@ def test_pairs_and_comparisons_that_came_later_are_counted(tmp_path: Path) -> No
 
 
 def test_a_cell_that_came_later_marks_its_comparisons(tmp_path: Path) -> None:
-    later = {"time": "2026-09-01T00:00:00+00:00", "results_before": 25, "cells": [["pre_wider", 1, None]]}
+    later = {"time": "2026-09-01T00:00:00+00:00", "results_before": 25, "cells": [["pre_wider", 1, None]] * 2}
     final = {
         ("pre_wider", 1, seed): {
             "final": {"tuning": {"loss_nats": 2.5}, "report": {"loss_nats": 2.99, "bits_per_byte": 1.4}}
@@ -319,6 +319,7 @@ def test_a_cell_that_came_later_marks_its_comparisons(tmp_path: Path) -> None:
     }
     comparison = compare_runs(write(tmp_path, training=final, document={"later_additions": [later]}))
     assert named(comparison, "equal_flops")["added"]["results_before"] == 25
+    assert comparison["warnings"][0].endswith("25 runs had a result: pre_wider at R = 1."), "once, at all its budgets"
     assert named(comparison, "equal_tokens")["added"] is None
 
 

@@ -43,6 +43,7 @@ def build_report(study_directory: Path) -> Path:
             "matched": data.study.get("matched_steps", []),
             "terms": TERMS,
             "study": data.study,
+            "addition_cells": lambda addition: dict.fromkeys((cell[0], cell[1]) for cell in addition["cells"]),
             "comparison": data.comparison,
             "verdict": [_lead_and_rest(sentence) for sentence in data.comparison["verdict"]],
             "verdict_words": VERDICT_WORDS,

@@ -52,7 +52,8 @@ def _missing_runs(study: Study) -> Iterable[str]:
 
 def _later_additions(study: Study) -> Iterable[str]:
     for addition in study.additions:
-        cells = [f"{arm} at R = {rounds}" for arm, rounds, *_ in addition.get("cells", [])]
+        # An arm that was added came at every budget.
+        cells = dict.fromkeys(f"{arm} at R = {rounds}" for arm, rounds, *_ in addition.get("cells", []))
         what = [f"seeds {addition['seeds']}"] if addition.get("seeds") else []
         what += [", ".join(cells)] if cells else []
         what += [count(len(addition["comparisons"]), "comparison")] if addition.get("comparisons") else []
