@@ -62,7 +62,7 @@ def tuning_rows(tuning: Mapping[str, Any]) -> list[dict[str, Any]]:
             "tried": [
                 (axis.label if axis.key != "lr" else "rate", value, means.get(value))
                 for axis in _AXES
-                for means in [mean_by(cell.get(axis.points, ()), axis.key)]
+                for means in [_mean_by(cell.get(axis.points, ()), axis.key)]
                 for value in sorted({point[axis.key] for point in cell.get(axis.points, ())})
             ],
         }
@@ -70,7 +70,7 @@ def tuning_rows(tuning: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def mean_by(points: Iterable[Mapping[str, Any]], key: str) -> dict[float, float]:
+def _mean_by(points: Iterable[Mapping[str, Any]], key: str) -> dict[float, float]:
     """Mean loss at each value, ascending; one at which a run diverged has no mean, and is never chosen."""
     losses: dict[float, list[float | None]] = {}
     for point in points:
@@ -90,7 +90,7 @@ def _chart(data: StudyData, cells: Sequence[Mapping[str, Any]], axis: _Axis) -> 
         figure, axes = new_axes()
         for cell in cells:
             style = style_of(data.arms.index(cell["arm"]) if cell["arm"] in data.arms else len(data.arms))
-            means = mean_by(cell[axis.points], axis.key)
+            means = _mean_by(cell[axis.points], axis.key)
             axes.plot(list(means), list(means.values()), **style, markersize=5, label=cell["arm"])
             if (best := cell[axis.best]) in means:
                 axes.plot(best, means[best], "o", color=style["color"], markersize=12, markerfacecolor="none")

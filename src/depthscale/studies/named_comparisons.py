@@ -48,8 +48,8 @@ def named_comparisons(study: Study, again: Sequence[Mapping[str, Any]]) -> list[
     """One entry per named comparison and budget: a paired difference, its terms, and how each side was chosen.
 
     ``broken`` names what the terms hold equal and the runs do not; ``added`` is the later addition that brought the
-    comparison or the cell that stands for a side; ``epochs`` and ``data_seen`` tell of each side whether its text
-    repeats. All of it is said in ``words``.
+    comparison, a cell that stands for a side or some of its pairs; ``epochs`` and ``data_seen`` tell of each
+    side whether its text repeats. All of it is said in ``words``.
 
     Args:
         again: the study's A/A tests.

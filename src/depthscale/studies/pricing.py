@@ -46,7 +46,8 @@ def price(
     Returns:
         ``cells`` (arm, rounds, budget, steps, tokens, parameters, tokens per parameter, FLOPs, runs, hours each and
         all), ``runs``, ``hours`` without extensions of a grid and ``hours_at_most`` with all of them, each of one
-        ``unit`` (core or GPU), ``seconds_from``, ``smallest_detectable_nats``, ``sd_nats``, ``sd_from``.
+        ``unit`` (core or GPU), ``processes_per_unit``, ``seconds_from``, ``smallest_detectable_nats``,
+        ``sd_nats``, ``sd_from``.
 
     Raises:
         ResultError: neither a probe nor an earlier study is given, or the earlier one holds nothing to go by.

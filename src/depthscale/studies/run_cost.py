@@ -49,11 +49,16 @@ def run_cost(config: RunConfig, vocab_size: int) -> RunCost:
     evaluations = _FINAL_EVALUATIONS + (0 if train.eval_every is None else (train.steps - 1) // train.eval_every)
     return RunCost(
         steps=train.steps,
-        tokens=train.steps * train.rows_per_step(num_processes=1) * config.data.context_length,
+        tokens=training_tokens(config),
         parameters=count_parameters(shape).total,
         flops_per_token=flops.training,
         evaluation_flops=evaluations * (train.eval_rows or 0) * config.data.context_length * flops.forward,
     )
+
+
+def training_tokens(config: RunConfig) -> int:
+    """Tokens that a whole run trains on."""
+    return config.train.steps * config.train.rows_per_step(num_processes=1) * config.data.context_length
 
 
 def run_shape(config: RunConfig, vocab_size: int) -> ModelShape:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.study_config import StudyFile
+from depthscale.studies.run_cost import training_tokens
 from depthscale.studies.words import at_budget
 
 
@@ -36,7 +37,6 @@ def unequal_planned_tokens(file: StudyFile) -> list[str]:
     """:func:`unequal_tokens` of a study that has not run yet, from its configuration."""
 
     def planned(cell: CellKey) -> tuple[int]:
-        config = file.cell_config(cell, file.study.seeds[0])
-        return (config.train.steps * config.train.rows_per_step(1) * config.data.context_length,)
+        return (training_tokens(file.cell_config(cell, file.study.seeds[0])),)
 
     return unequal_tokens(file, planned)
