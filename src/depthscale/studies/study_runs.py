@@ -20,7 +20,7 @@ from depthscale.runs.one_text import require_one_text
 from depthscale.runs.results import read_result, result_path
 from depthscale.runs.study_config import StudyFile
 from depthscale.runs.study_json import read_study_json
-from depthscale.studies.words import at_budget
+from depthscale.studies.words import cell_label
 
 #: Version 2 has budgets, matched steps and arms with rounds of their own; version 1 is read as it is.
 STUDY_SCHEMA_VERSION = 2
@@ -97,7 +97,7 @@ class StudyCell:
     @property
     def label(self) -> str:
         """Such as "deeploop at R = 4"."""
-        return f"{self.arm} at R = {self.rounds}{at_budget(self.budget)}"
+        return cell_label(self.key)
 
     @property
     def names(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from depthscale.runs.comparison_config import CellKey
 from depthscale.runs.study_config import StudyFile
 from depthscale.studies.run_cost import training_tokens
-from depthscale.studies.words import at_budget
+from depthscale.studies.words import cell_label
 
 
 def unequal_tokens(file: StudyFile, tokens_of: Callable[[CellKey], Collection[int]]) -> list[str]:
@@ -26,7 +26,7 @@ def unequal_tokens(file: StudyFile, tokens_of: Callable[[CellKey], Collection[in
             arm = file.study.arm(cell.arm)
             if cell.budget == budget and not arm.match and arm.train.get("steps", base) == base:
                 for tokens in tokens_of(cell):
-                    found.setdefault(tokens, []).append(f"{cell.arm} at R = {cell.rounds}{at_budget(cell.budget)}")
+                    found.setdefault(tokens, []).append(cell_label(cell))
         if len(found) > 1:
             listed = "; ".join(f"{tokens:,}: {', '.join(cells)}" for tokens, cells in sorted(found.items()))
             sentences.append(f"The runs were planned with different numbers of tokens ({listed}).")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from depthscale.runs.comparison_config import CellKey
 from depthscale.studies.paired import (
     MIN_PAIRS_FOR_VERDICT,
     EquivalenceTest,
@@ -63,6 +64,16 @@ def at_budget(budget: int | None) -> str:
         (', budget 6,800', '')
     """
     return f", budget {budget:,}" if budget else ""
+
+
+def cell_label(cell: CellKey) -> str:
+    """A cell in a sentence.
+
+    Example:
+        >>> cell_label(CellKey("deeploop", 4)), cell_label(CellKey("deeploop", 4, 6800))
+        ('deeploop at R = 4', 'deeploop at R = 4, budget 6,800')
+    """
+    return f"{cell.arm} at R = {cell.rounds}{at_budget(cell.budget)}"
 
 
 def ratio_words(a: float, b: float, exact: bool = False) -> str:
