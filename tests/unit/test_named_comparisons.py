@@ -185,8 +185,10 @@ def test_an_empty_cell_and_what_was_added_later_are_said(tmp_path: Path) -> None
     comparison = compare_runs(directory)
     assert any("nothing is said of it: stacked at R = 4" in warning for warning in comparison["warnings"])
     assert comparison["warnings"][0] == (
-        "Added on 2026-09-01, when 25 runs had a result: seeds [4]; stacked at R = 4; 1 comparison."
+        "Added on 2026-09-01, when 25 runs had a result: seeds 4; stacked at R = 4; 1 comparison."
     )
+    page = build_report(directory).read_text(encoding="utf-8")
+    assert "after 25 results: seeds 4; stacked at R = 4; 1 comparison" in page
     late, others = named(comparison, "equal_tokens"), named(comparison, "equal_flops")
     assert "no seed has a run on both sides" in late["words"]
     assert late["words"].endswith("Added on 2026-09-01, when 25 runs had a result.")

@@ -13,6 +13,7 @@ from depthscale.reports.study_data import CellData, StudyData, read_study_data
 from depthscale.reports.tuning_charts import tuning_charts, tuning_rows
 from depthscale.studies.named_comparisons import TERMS
 from depthscale.studies.study_runs import later_additions
+from depthscale.studies.words import addition_words
 
 VERDICT_WORDS: Mapping[str, str] = {
     "a_better": "lower",
@@ -45,7 +46,7 @@ def build_report(study_directory: Path) -> Path:
             "terms": TERMS,
             "study": data.study,
             "additions": later_additions(data.study),
-            "addition_cells": lambda addition: dict.fromkeys((cell[0], cell[1]) for cell in addition["cells"]),
+            "addition_words": addition_words,
             "comparison": data.comparison,
             "verdict": [_lead_and_rest(sentence) for sentence in data.comparison["verdict"]],
             "verdict_words": VERDICT_WORDS,

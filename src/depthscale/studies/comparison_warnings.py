@@ -10,7 +10,7 @@ from depthscale.studies.named_comparisons import broken_terms
 from depthscale.studies.paired import MIN_PAIRS_FOR_VERDICT
 from depthscale.studies.study_runs import Study
 from depthscale.studies.unequal_tokens import unequal_tokens
-from depthscale.studies.words import count
+from depthscale.studies.words import addition_words, count
 
 
 def comparison_warnings(
@@ -52,14 +52,9 @@ def _missing_runs(study: Study) -> Iterable[str]:
 
 def _later_additions(study: Study) -> Iterable[str]:
     for addition in study.additions:
-        # An arm that was added came at every budget.
-        cells = dict.fromkeys(f"{arm} at R = {rounds}" for arm, rounds, *_ in addition.get("cells", []))
-        what = [f"seeds {addition['seeds']}"] if addition.get("seeds") else []
-        what += [", ".join(cells)] if cells else []
-        what += [count(len(addition["comparisons"]), "comparison")] if addition.get("comparisons") else []
         yield (
             f"Added on {addition['time'][:10]}, when {count(addition['results_before'], 'run')} had a result:"
-            f" {'; '.join(what)}."
+            f" {addition_words(addition)}."
         )
 
 

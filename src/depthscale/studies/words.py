@@ -76,6 +76,22 @@ def cell_label(cell: CellKey) -> str:
     return f"{cell.arm} at R = {cell.rounds}{at_budget(cell.budget)}"
 
 
+def addition_words(addition: Mapping[str, Any]) -> str:
+    """What was added to a study: seeds, cells and comparisons.
+
+    Example:
+        >>> addition_words({"seeds": [6, 7], "cells": [["post", 4, 100], ["post", 4, 200]], "comparisons": [{}]})
+        'seeds 6, 7; post at R = 4; 1 comparison'
+    """
+    # An arm that was added came at every budget.
+    cells = dict.fromkeys(f"{arm} at R = {rounds}" for arm, rounds, *_ in addition.get("cells", []))
+    seeds, comparisons = addition.get("seeds"), addition.get("comparisons")
+    parts = [f"seeds {', '.join(map(str, seeds))}"] if seeds else []
+    parts += [", ".join(cells)] if cells else []
+    parts += [count(len(comparisons), "comparison")] if comparisons else []
+    return "; ".join(parts)
+
+
 def ratio_words(a: float, b: float, exact: bool = False) -> str:
     """How much one side spends beside the other; ``exact`` where a small difference is one.
 
