@@ -338,3 +338,17 @@ def test_counts_that_differ_by_little_are_printed_whole(tmp_path: Path) -> None:
     assert entry["broken"] == ["tokens"]
     assert "The terms were not kept: 1,228,800 against 1,228,799 tokens." in entry["words"]
     assert "tokens equal" not in entry["basis"]
+
+
+def test_a_study_that_has_just_begun_claims_nothing_of_what_has_not_run(tmp_path: Path) -> None:
+    """With one cell made, no pair is known: no tokens are called equal or 0, and no chart is drawn of no pair."""
+    others = {(arm, rounds, seed): "missing" for arm, rounds in LOSSES if (arm, rounds) != ("pre", 4) for seed in SEEDS}
+    directory = write(tmp_path, outcomes=others)
+    comparison = compare_runs(directory)
+    assert all(entry["interval"] is None for entry in (*comparison["pairs"], *comparison["named"]))
+    looping = next(pair for pair in comparison["pairs"] if (pair["question"], pair["a"]["arm"]) == ("looping", "pre"))
+    assert looping["basis"] == "tokens not known, as a side has no run"
+    page = build_report(directory).read_text(encoding="utf-8")
+    assert "equal tokens)" not in page
+    assert "against 0 tokens" not in page
+    assert not (directory / "figures" / "difference-named.svg").exists()

@@ -156,8 +156,8 @@ def _forest(
     caption: str,
     margin: float | None = None,
 ) -> Chart | None:
-    """Differences as points with intervals, one row each; None without any."""
-    if not items:
+    """Differences as points with intervals, one row each; None where no pair is known yet."""
+    if not any(item["interval"] or item.get("differences") for item in items):
         return None
     rows: list[tuple[object, ...]] = []
     with drawing_settings():

@@ -131,8 +131,10 @@ def _tested(study: Study, a: StudyCell, b: StudyCell, beyond: float) -> tuple[Eq
 def terms_of(a: StudyCell, b: StudyCell) -> str:
     """On what terms two cells are compared: the tokens, and the FLOPs wherever they differ."""
     tokens_a, tokens_b = planned_tokens(a), planned_tokens(b)
+    if tokens_a is None or tokens_b is None:
+        return "tokens not known, as a side has no run"
     equal = tokens_a == tokens_b
-    tokens = "equal tokens" if equal else f"{tokens_a or 0:,} against {tokens_b or 0:,} tokens"
+    tokens = "equal tokens" if equal else f"{tokens_a:,} against {tokens_b:,} tokens"
     ratio = flops_ratio(a, b)
     if ratio is None:
         return tokens
