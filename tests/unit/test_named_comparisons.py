@@ -347,7 +347,7 @@ def test_a_study_that_has_just_begun_claims_nothing_of_what_has_not_run(tmp_path
     comparison = compare_runs(directory)
     assert all(entry["interval"] is None for entry in (*comparison["pairs"], *comparison["named"]))
     looping = next(pair for pair in comparison["pairs"] if (pair["question"], pair["a"]["arm"]) == ("looping", "pre"))
-    assert looping["basis"] == "tokens not known, as a side has no run"
+    assert looping["basis"] == "tokens of a side not known"
     page = build_report(directory).read_text(encoding="utf-8")
     assert "equal tokens)" not in page
     assert "against 0 tokens" not in page

@@ -132,7 +132,7 @@ def terms_of(a: StudyCell, b: StudyCell) -> str:
     """On what terms two cells are compared: the tokens, and the FLOPs wherever they differ."""
     tokens_a, tokens_b = planned_tokens(a), planned_tokens(b)
     if tokens_a is None or tokens_b is None:
-        return "tokens not known, as a side has no run"
+        return "tokens of a side not known"
     equal = tokens_a == tokens_b
     tokens = "equal tokens" if equal else f"{tokens_a:,} against {tokens_b:,} tokens"
     ratio = flops_ratio(a, b)
